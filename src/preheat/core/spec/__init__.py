@@ -1,0 +1,1 @@
+"""The spec: what users write, typed, read and checked."""
