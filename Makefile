@@ -10,7 +10,7 @@ SELF  := $(PIP) --no-deps --no-build-isolation --editable .
 ARGS  ?=
 
 # Each is a program: without arguments it writes its generated document, with --check it compares.
-DOCUMENTS := preheat.core.spec.document
+DOCUMENTS := preheat.core.spec.document preheat.replica.document preheat.controlplane.document
 BENCHES   := start gateway
 
 SHELL := /bin/sh

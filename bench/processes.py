@@ -122,7 +122,7 @@ def parse_stat(text: str) -> tuple[int, int, int]:
 def usage(roots: Sequence[int]) -> tuple[float, int]:
     """(CPU seconds since their start, resident bytes) of processes and all their descendants."""
     stats: dict[int, tuple[int, int, int]] = {}
-    for entry in os.listdir("/proc"):
+    for entry in (path.name for path in Path("/proc").iterdir()):
         if entry.isdigit():
             try:
                 stats[int(entry)] = parse_stat(Path("/proc", entry, "stat").read_text())

@@ -1,0 +1,1 @@
+"""What every wing stands on: the spec, errors, paths, records. Imports nothing above it."""

@@ -1,8 +1,8 @@
 """Where preheat keeps things: runtime (sockets, gone after a stop), state (records, logs), cache.
 
-Each follows its XDG variable and can be overridden by ``PREHEAT_RUNTIME_DIR``, ``PREHEAT_STATE_DIR``
-and ``PREHEAT_CACHE_DIR``. All are mode 0700. What does not belong here: names of single files that
-only one module uses.
+Each follows its XDG variable and can be overridden by ``PREHEAT_RUNTIME_DIR``,
+``PREHEAT_STATE_DIR`` and ``PREHEAT_CACHE_DIR``. All are mode 0700. What does not belong here:
+names of single files that only one module uses.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""The first milliseconds of the control plane: what a start waits for, before anything heavy is
+imported.
+
+The spec is read, agents are asked for whose weights are at hand, and Envoy; ``runtime.py`` goes on
+from there. What does not belong here: whatever can wait until the engine is loading.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from preheat import __version__
+from preheat.controlplane.drivers.link import SupervisorLink
+from preheat.controlplane.drivers.local import LocalDriver
+from preheat.controlplane.fleet import Fleet
+from preheat.controlplane.listening import listener_from
+from preheat.controlplane.notices import Notices
+from preheat.controlplane.replicas import Launch
+from preheat.core.coldstart import Recorder
+from preheat.core.paths import Paths, default_paths
+from preheat.core.spec.load import resolve_target
+from preheat.core.spec.schema import Spec
+
+if TYPE_CHECKING:
+    from preheat.controlplane.gateway import Gateway
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``preheat serve`` was told."""
+
+    descriptor: int
+    """Our end of the supervisor's socket."""
+    target: str | None
+    port: int | None
+    log_json: bool
+    insecure_listen: bool
+    spawned_s: float
+    """When ``preheat serve`` was spawned (CLOCK_MONOTONIC)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What is there when the loop begins."""
+
+    paths: Paths
+    link: SupervisorLink
+    fleet: Fleet
+    driver: LocalDriver
+    gateway: Gateway
+    notices: Notices
+    recorder: Recorder
+    spawned_s: float
+    to_fetch: tuple[str, ...]
+    """Replicas that are to be launched at once, but whose weights must be fetched first."""
+
+
+def boot(orders: Orders, started_s: float) -> Boot:
+    """Raises a PreheatError for whatever is wrong with the spec, before anything is started."""
+    recorder = Recorder()
+    recorder.add("process", orders.spawned_s, started_s)
+    recorder.add("controlplane.imports", started_s, recorder.now_s())
+    with recorder.phase("controlplane.spec"):
+        spec = _spec(orders)
+        listener = listener_from(spec, insecure=orders.insecure_listen)
+        paths = default_paths()
+    with recorder.phase("controlplane.launch"):
+        withheld = [key.env for key in spec.api_keys if key.env is not None]
+        link = SupervisorLink(orders.descriptor, withheld=withheld)
+        fleet = Fleet.from_spec(spec, listener, now_s=time.monotonic(), unix_s=time.time())
+        driver = LocalDriver(paths, link, drain_timeout_s=spec.limits.drain_timeout_s)
+        to_fetch = _first_launches(fleet, driver)
+    launched_s = recorder.now_s()
+    recorder.add("controlplane", started_s, launched_s)
+    # Its imports take as long as the agent's, which is on its way now.
+    from preheat.controlplane.gateway import Gateway
+
+    gateway = Gateway(paths, link)
+    gateway.start()
+    recorder.add("controlplane.gateway", launched_s, recorder.now_s(), track="controlplane")
+    notices = Notices(paths.logs, as_json=orders.log_json)
+    what = orders.target or ", ".join(model.name for model in spec.models)
+    notices.say(f"preheat {__version__}: bringing {what} up", event="starting")
+    return Boot(paths, link, fleet, driver, gateway, notices, recorder, orders.spawned_s, to_fetch)
+
+
+def _spec(orders: Orders) -> Spec:
+    spec = resolve_target(orders.target)
+    if orders.port is None:
+        return spec
+    return msgspec.structs.replace(
+        spec, listen=msgspec.structs.replace(spec.listen, port=orders.port)
+    )
+
+
+def _first_launches(fleet: Fleet, driver: LocalDriver) -> tuple[str, ...]:
+    """Launches what can be launched; returns what must be fetched first, which takes its time.
+
+    Dependencies are not known to be healthy yet: whoever has some starts from the loop.
+    """
+    actions = fleet.reconcile(
+        now_s=time.monotonic(),
+        local_time=dt.datetime.now().astimezone().time(),
+        healthy=frozenset(),
+    )
+    places = [fleet.replicas[a.replica] for a in actions if isinstance(a, Launch)]
+    to_fetch = tuple(p.name for p in places if driver.must_fetch(p))
+    # What is not there is found before anything is started.
+    ready = [(p, driver.locate(p)) for p in places if p.name not in to_fetch]
+    for place, located in ready:
+        fleet.launched(place.name, driver.launch(place, located))
+    return to_fetch

