@@ -2,7 +2,7 @@
 
 Paired and interleaved, a new process each time, with the model file in the page cache and dropped
 from it. A client outside both sends the first request as soon as it may; its clock counts.
-preheat also verifies the weights, starts a gateway and proves itself through it: its own record says
+preheat also verifies the weights, starts a gateway and proves itself through it: its record says
 where each millisecond above went.
 """
 
@@ -63,7 +63,7 @@ def _plan(model: str, version: Version) -> Any:
 
 
 def _requests(model: str, version: Version) -> list[tuple[str, dict[str, Any]]]:
-    """Warm-up prompts, then the known answer twice, as preheat asks it: directly and through Envoy."""
+    """Warm-up prompts, then the known answer twice, as preheat asks: directly and through Envoy."""
     launch, asked = _plan(model, version), version.warmup
     known = asked.known_answer
     prompts = [(p, asked.max_tokens) for p in asked.prompts] + [

@@ -19,10 +19,15 @@ import pytest
 from preheat.supervisor import MESSAGE_MAX_BYTES
 
 SUPERVISOR = """
-import sys
+import os, sys
 from preheat.supervisor import Supervisor
 program = sys.argv[1:]
-sys.exit(Supervisor().run(lambda fd: [sys.executable, "-c", program[0], str(fd), *program[1:]]))
+
+def control_plane(fd):
+    os.set_inheritable(fd, True)
+    os.execv(sys.executable, [sys.executable, "-c", program[0], str(fd), *program[1:]])
+
+sys.exit(Supervisor().run(control_plane))
 """
 # A control plane: passes lines of its standard input on as messages, and messages on as lines.
 RELAY = """

@@ -22,14 +22,14 @@ import signal
 import socket
 import sys
 
-from preheat.core.spawn import become_subreaper, kill_group, spawn
+from preheat.core.spawn import become_subreaper, fork, kill_group, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-CONTROL_PLANE = "control plane"
+CONTROL_PLANE = "preheat-control"
 MESSAGE_MAX_BYTES = 256 << 10
 EXIT_SECOND_SIGNAL = 130
 EXIT_CONTROL_PLANE_DIED = 70
@@ -47,25 +47,29 @@ class Supervisor:
         for side in (self._ours, self._theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_MAX_BYTES)
 
-    def run(self, command: Callable[[int], list[str]]) -> int:
-        """Runs the control plane, ``command(descriptor of its end of the socket)``, until it ends.
+    def run(self, control_plane: Callable[[int], int]) -> int:
+        """Forks and runs ``control_plane(descriptor of its end of the socket)`` until it ends.
 
-        Returns its exit code; 130 when a second stop signal ended everything at once; 70 when it
-        died. Nothing of it lives when this returns.
+        It is a fork, not another program, because the first token waits for it: that saves an
+        interpreter's start and what is imported here already. Returns its exit code; 130 when a
+        second stop signal ended everything at once; 70 when it died. Nothing of it lives then.
         """
         become_subreaper()
         self._listen_to_signals()
-        theirs = self._theirs.fileno()
-        argv = command(theirs)
         try:
-            control_plane = spawn(
-                argv, env=os.environ, stdin=0, stdout=1, stderr=2, pass_fds=(theirs,)
-            )
-            self._names[control_plane] = CONTROL_PLANE
+            pid = fork(lambda: self._as_control_plane(control_plane), name=CONTROL_PLANE)
+            self._names[pid] = CONTROL_PLANE
             self._theirs.close()
-            return self._loop(control_plane)
+            return self._loop(pid)
         finally:
             self._end_all()
+
+    def _as_control_plane(self, main: Callable[[int], int]) -> int:
+        """In the fork: it keeps nothing of ours but its end of the socket."""
+        self._ours.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
+        return main(self._theirs.detach())
 
     def _listen_to_signals(self) -> None:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,17 +25,20 @@ def paths(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     return default_paths()
 
 
-def supervised(monkeypatch: pytest.MonkeyPatch, run: Callable[[Paths], int]) -> list[list[str]]:
-    """Puts ``run`` where the supervisor would be; returns the commands it is given."""
-    commands: list[list[str]] = []
+def supervised(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Paths], int]
+) -> list[dict[str, Any]]:
+    """Puts ``run`` where the supervisor would be; returns what its control plane is told."""
+    told: list[dict[str, Any]] = []
 
     class Supervisor:
-        def run(self, command: Callable[[int], list[str]]) -> int:
-            commands.append(command(5))
+        def run(self, control_plane: Callable[[int], int]) -> int:
+            control_plane(5)
             return run(default_paths())
 
     monkeypatch.setattr("preheat.supervisor.Supervisor", Supervisor)
-    return commands
+    monkeypatch.setattr("preheat.controlplane.process.main", lambda **orders: told.append(orders))
+    return told
 
 
 def test_the_exit_code_is_the_supervisors_and_nothing_stays_but_the_lock(
@@ -45,11 +49,12 @@ def test_the_exit_code_is_the_supervisors_and_nothing_stays_but_the_lock(
         (paths.runtime / "admin.sock").touch()
         return 4
 
-    commands = supervised(monkeypatch, run)
+    told = supervised(monkeypatch, run)
     assert cli.main(["serve", "model.gguf", "--port", "9000", "--log-json"]) == 4
     assert [entry.name for entry in paths.runtime.iterdir()] == ["lock"]
-    assert commands[0][:4] == [sys.executable, "-P", "-m", "preheat.controlplane"]
-    assert '"target": "model.gguf", "port": 9000, "log_json": true' in commands[0][4]
+    assert {"descriptor": 5, "target": "model.gguf", "port": 9000, "log_json": True}.items() <= (
+        told[0].items()
+    )
 
 
 def test_what_a_killed_one_left_is_gone_before_the_next_begins(

@@ -350,7 +350,7 @@ def test_an_envoy_that_dies_again_and_again_comes_back(serve: Callable[..., Serv
 
 def test_a_killed_control_plane_ends_all_with_exit_code_70(serve: Callable[..., Served]) -> None:
     preheat = serve().wait_ready()
-    os.kill(preheat.pid_of("preheat.controlplane"), signal.SIGKILL)
+    os.kill(preheat.pid_of("preheat-control:"), signal.SIGKILL)
     assert code_of(preheat) == 70
     assert "the control plane died (SIGKILL)" in preheat.text()
     assert preheat.descendants() == []
@@ -360,7 +360,7 @@ def test_a_control_plane_that_is_told_to_end_comes_down_in_order(
     serve: Callable[..., Served],
 ) -> None:
     preheat = serve().wait_ready()
-    os.kill(preheat.pid_of("preheat.controlplane"), signal.SIGTERM)
+    os.kill(preheat.pid_of("preheat-control:"), signal.SIGTERM)
     assert code_of(preheat) == 0
     assert preheat.descendants() == []
 

@@ -194,14 +194,16 @@ class Served:
         return list(processes_with(f"PREHEAT_RUNTIME_DIR={self.runtime}"))
 
     def pid_of(self, fragment: str) -> int:
-        """The one process of this preheat whose command line holds ``fragment``."""
-        found = [
-            pid
-            for pid in self.descendants()
-            if fragment in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        ]
+        """The one process of this preheat whose name and command line hold ``fragment``."""
+        found = [pid for pid in self.descendants() if fragment in called(pid)]
         assert len(found) == 1, f"{fragment}: {found}"
         return found[0]
+
+
+def called(pid: int) -> str:
+    """The process's short name and its command line."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return f"{Path(f'/proc/{pid}/comm').read_text().strip()}: {command}"
 
 
 def processes_with(variable: str) -> Iterator[int]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
-from tests.system.served import MODEL, Served
+from tests.system.served import MODEL, Served, called
 
 CLIENTS = 16
 CANCELLED = 0.2
@@ -146,11 +146,11 @@ class Soak:
 
 
 def _name(pid: int) -> str:
-    line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    line = called(pid)
     roles = {
         "llamacpp_host": "engine",
         "preheat.replica ": "agent",
-        "preheat.controlplane": "control plane",
+        "preheat-control:": "control plane",
         "envoy": "envoy",
         "preheat serve": "supervisor",
     }
@@ -167,9 +167,8 @@ def main() -> int:
         asyncio.run(soak.run())
         took_s = time.monotonic() - began_s
     grown = slopes(soak.samples)
-    print(
-        f"{soak.done} requests in {took_s:.0f} s, {soak.cancelled} broken off, {len(soak.failed)} failed"
-    )
+    ended = f"{soak.cancelled} broken off, {len(soak.failed)} failed"
+    print(f"{soak.done} requests in {took_s:.0f} s, {ended}")
     for item in grown:
         print(
             f"{item.process:<14} {item.quantity:<12} {item.growth:+10.1f} "

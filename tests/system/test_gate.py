@@ -89,7 +89,7 @@ def unready_while_nobody_publishes(preheat: Served) -> list[Answer]:
         stream.sendall((head + body).encode())
         assert stream.recv(100).startswith(b"HTTP/1.1 200")
         with (
-            stopped(preheat.pid_of("preheat.controlplane")),
+            stopped(preheat.pid_of("preheat-control:")),
             Load(preheat.port, clients=2).running() as load,
         ):
             wait_until(lambda: any(a.status == 200 for a in load.answers), "it serves")

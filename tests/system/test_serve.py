@@ -102,7 +102,7 @@ def test_a_second_signal_stops_at_once() -> None:
     assert preheat.process is not None
     # An engine that cannot be drained: it does not run any more.
     os.kill(preheat.pid_of("llamacpp_host"), signal.SIGSTOP)
-    os.kill(preheat.pid_of("preheat.controlplane"), signal.SIGSTOP)
+    os.kill(preheat.pid_of("preheat-control:"), signal.SIGSTOP)
     preheat.process.send_signal(signal.SIGINT)
     preheat.process.send_signal(signal.SIGTERM)
     assert preheat.process.wait(timeout=10) == 130

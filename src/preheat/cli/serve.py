@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import sys
 import time
 
 TYPE_CHECKING = False
@@ -64,19 +62,20 @@ def run(args: argparse.Namespace) -> int:
     paths = default_paths()
     lock = _lock(paths)
 
-    def command(descriptor: int) -> list[str]:
-        orders = {
-            "descriptor": descriptor,
-            "target": args.target,
-            "port": args.port,
-            "log_json": args.log_json,
-            "insecure_listen": args.insecure_listen,
-            "spawned_s": spawned_s,
-        }
-        return [sys.executable, "-P", "-m", "preheat.controlplane", json.dumps(orders)]
+    def control_plane(descriptor: int) -> int:
+        from preheat.controlplane.process import main
+
+        return main(
+            descriptor=descriptor,
+            target=args.target,
+            port=args.port,
+            log_json=args.log_json,
+            insecure_listen=args.insecure_listen,
+            spawned_s=spawned_s,
+        )
 
     try:
-        return Supervisor().run(command)
+        return Supervisor().run(control_plane)
     finally:
         _clean(paths.runtime)
         os.close(lock)

@@ -1,4 +1,5 @@
-"""Starts a child in a process group of its own that dies when its parent dies.
+"""Starts a child (another program, or a function of this one) in a process group of its own, which
+dies when its parent dies.
 
 For the supervisor and for agents; imports next to nothing, since both stand on the start path.
 What does not belong here: deciding what to start, waiting, logs.
@@ -11,13 +12,15 @@ import errno
 import fcntl
 import os
 import signal
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,6 +68,45 @@ def spawn(
     return pid
 
 
+def fork(main: Callable[[], int], *, name: str) -> int:
+    """Runs ``main`` in a child, which ends with what it returns; the child's pid, also its group's.
+
+    As ``spawn``, but without another program: what is imported already need not be again. The
+    child keeps all descriptors. ``name`` is what ``ps -o comm`` shows, at most 15 bytes.
+    """
+    parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+            _run(main, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _run(main: Callable[[], int], parent: int) -> NoReturn:
+    """In the child: never returns."""
+    code = 1
+    try:
+        _become_child(parent)
+        code = main()
+    except BaseException:  # noqa: BLE001 — the edge of a process: shown, and turned into its exit code
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                code = code or 1
+        # Threads that wait for a disk must not hold the end; what counts is written.
+        os._exit(code)
+
+
 def _pipe_beyond_standard() -> tuple[int, int]:
     """A pipe whose writing end is none of 0, 1 and 2, which the child replaces."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -85,21 +127,10 @@ def _exec(
 ) -> NoReturn:
     """In the child: never returns."""
     try:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-        os.setpgid(0, 0)
-        # SIGPIPE and SIGXFSZ: Python ignores them, and what is ignored stays ignored over an exec.
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-            signal.SIGCHLD,
-            signal.SIGPIPE,
-            signal.SIGXFSZ,
-        ):
+        # Python ignores these, and what is ignored stays ignored over an exec.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _become_child(parent)
         # Copies first, so that a source that is itself 0, 1 or 2 is not overwritten.
         copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in standard]
         for target, copy in enumerate(copies):
@@ -114,6 +145,17 @@ def _exec(
         os.write(failure_w, str(errno.EINVAL).encode())
     finally:
         os._exit(127)
+
+
+def _become_child(parent: int) -> None:
+    """Dies with its parent, leads a group of its own, and takes signals as a new program does."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _set_inheritable(fd: int, inheritable: bool) -> None:

