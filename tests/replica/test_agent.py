@@ -417,8 +417,9 @@ def test_a_warm_start_whose_engine_cannot_be_run_fails_when_heated(launch: Launc
 
 
 def test_the_agent_lives_and_says_what_is_missing_in_every_state(launch: Launch) -> None:
+    # So large that its hash takes longer than the agent waits for it before it answers.
     start = launch(
-        plan={"weights_bytes": b"w" * (128 << 20), "weights_sha256": None}, hang_at="prompt"
+        plan={"weights_bytes": b"w" * (768 << 20), "weights_sha256": None}, hang_at="prompt"
     )
     start.until("loading")
     loading = []

@@ -70,7 +70,7 @@ def test_a_signal_ends_a_start_that_is_held_at_warm(launch: Launch) -> None:
 
 
 def test_a_signal_ends_a_start_whose_weights_are_being_hashed(launch: Launch) -> None:
-    start = launch(plan={"weights_bytes": b"w" * (128 << 20), "weights_sha256": None})
+    start = launch(plan={"weights_bytes": b"w" * (768 << 20), "weights_sha256": None})
     start.until("loading")
     start.signal(signal.SIGTERM)
     events = stopped(start)

@@ -25,9 +25,14 @@ from preheat.core.coldstart import Recorder
 from preheat.core.paths import Paths, default_paths
 from preheat.core.spec.load import resolve_target
 from preheat.core.spec.schema import Spec
+from preheat.replica.engines.plan import usable_cores
 
 if TYPE_CHECKING:
     from preheat.controlplane.gateway import Gateway
+
+GIVE_WAY_S = 0.15
+GIVE_WAY_LOOK_S = 0.005
+ENOUGH_CORES = 4
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +81,7 @@ def boot(orders: Orders, started_s: float) -> Boot:
         to_fetch = _first_launches(fleet, driver)
     launched_s = recorder.now_s()
     recorder.add("controlplane", started_s, launched_s)
-    # Its imports take as long as the agent's, which is on its way now.
+    _give_way(fleet)
     from preheat.controlplane.gateway import Gateway
 
     gateway = Gateway(paths, link)
@@ -86,6 +91,18 @@ def boot(orders: Orders, started_s: float) -> Boot:
     what = orders.target or ", ".join(model.name for model in spec.models)
     notices.say(f"preheat {__version__}: bringing {what} up", event="starting")
     return Boot(paths, link, fleet, driver, gateway, notices, recorder, orders.spawned_s, to_fetch)
+
+
+def _give_way(fleet: Fleet) -> None:
+    """Where cores are few, agents that were launched get them first: they hash, their engines
+    import, and the first token waits for that. What comes next here takes as long and is needed
+    only when an engine is up. An agent's socket appears when the worst is over."""
+    deadline_s = time.monotonic() + GIVE_WAY_S
+    sockets = [start.agent_socket for start in fleet.starts()]
+    if usable_cores() >= ENOUGH_CORES:
+        return
+    while any(not s.exists() for s in sockets) and time.monotonic() < deadline_s:
+        time.sleep(GIVE_WAY_LOOK_S)
 
 
 def _spec(orders: Orders) -> Spec:

@@ -16,6 +16,7 @@ from preheat.core.spawn import become_subreaper
 from preheat.replica.begun import Begun
 
 STARTED_S = time.monotonic()
+HASH_PATIENCE_S = 0.2
 
 
 def main() -> int:
@@ -27,6 +28,9 @@ def main() -> int:
     plan_file = sys.argv[1]
     with open(plan_file, "rb") as file:  # noqa: PTH123 — pathlib costs 4 ms, and the weights wait
         begun = Begun(json.load(file), orders)
+    # Hashing and the engine's imports want two cores; what comes now can go on while the engine
+    # loads. Large weights are not waited for: the agent must answer meanwhile.
+    begun.wait_for_weights(HASH_PATIENCE_S)
     # asyncio does without it, and nothing here speaks TLS: 6 ms and the mapping of OpenSSL.
     sys.modules["ssl"] = None  # type: ignore[assignment]
     from preheat.replica.agent import run

@@ -203,7 +203,7 @@ class Agent:
     async def _come_up(self) -> None:
         if self._heat.is_set():
             self.engine.ensure_launched()
-        weights_path = await self._weights()
+        await self._weights()
         if not self._heat.is_set():
             with self._recorder.phase("held"):
                 await self._heat.wait()
@@ -211,7 +211,7 @@ class Agent:
         self._apply(Event.HEAT)
         try:
             async with asyncio.timeout(self.plan.warmup.deadline_s):
-                await self._engine_up(weights_path)
+                await self._engine_up()
                 await self._warm_up()
                 await self._prove()
         except TimeoutError:
@@ -229,8 +229,8 @@ class Agent:
 
     # ── up ──
 
-    async def _weights(self) -> str:
-        """Waits for the hash; returns the path under which the engine opens the verified bytes."""
+    async def _weights(self) -> None:
+        """Waits until the weights are verified. Raises SourceError when they are not."""
         await self._until(lambda: self.begun.weights_done)
         sealed = self._sealed()
         self._recorder.add(
@@ -248,7 +248,6 @@ class Agent:
             bytes_read=sealed.bytes_read,
             page_cache_share=sealed.page_cache_share,
         )
-        return f"/proc/{os.getpid()}/fd/{sealed.fd}"
 
     def _sealed(self) -> SealedWeights:
         """The verified weights. Raises SourceError."""
@@ -260,9 +259,9 @@ class Agent:
         why = begun.weights_error or "the thread that reads them died; see the agent's log"
         raise SourceError(f"the weights {self.plan.weights.path} could not be read: {why}")
 
-    async def _engine_up(self, weights_path: str) -> None:
-        begun_s = time.monotonic()
-        self.engine.tell(weights_path)
+    async def _engine_up(self) -> None:
+        self.begun.tell_engine()
+        begun_s = self.begun.told_s
         while not await asking.engine_is_up(self.plan):
             await self._next_news(POLL_S)
         self._recorder.add("engine", begun_s, time.monotonic())

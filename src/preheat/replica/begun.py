@@ -11,6 +11,7 @@ import collections
 import fcntl
 import os
 import threading
+import time
 
 from preheat.core.spawn import spawn
 from preheat.replica.logring import LogRing, drain
@@ -45,7 +46,10 @@ class Begun:
         self.cancel = threading.Event()
         self.sealed: SealedWeights | None = None
         self.weights_error: BaseException | None = None
-        self.weights_done = False
+        self._weights_done = threading.Event()
+        self.told_s = 0.0
+        """When the engine was told where its weights are (CLOCK_MONOTONIC); 0 before."""
+        self._stdin_lock = threading.Lock()
         self._plan = plan
         # The fork comes first: no thread runs yet.
         if plan["hold_at"] == "hot":
@@ -81,6 +85,34 @@ class Begun:
         _widen(output_r)
         drain(output_r, self.ring, self._mark, self._output_end)
 
+    @property
+    def weights_done(self) -> bool:
+        """Whether there are verified weights, or an error."""
+        return self._weights_done.is_set()
+
+    def wait_for_weights(self, timeout_s: float) -> None:
+        self._weights_done.wait(timeout_s)
+
+    def tell_engine(self) -> None:
+        """Says where the verified weights are, once. An engine that is gone already is found by
+        who collects it."""
+        assert self.sealed is not None
+        line = f"/proc/{os.getpid()}/fd/{self.sealed.fd}\n"
+        with self._stdin_lock:
+            if self.told_s or self.engine_stdin < 0:
+                return
+            self.told_s = time.monotonic()
+            try:
+                os.write(self.engine_stdin, line.encode())
+            except BrokenPipeError:
+                return
+
+    def close_engine_stdin(self) -> None:
+        with self._stdin_lock:
+            if self.engine_stdin >= 0:
+                os.close(self.engine_stdin)
+                self.engine_stdin = -1
+
     def _mark(self, mark: bytes) -> None:
         self.marks.append(mark)
         self._wake()
@@ -102,11 +134,14 @@ class Begun:
                 size_bytes=weights["size_bytes"],
                 cancel=self.cancel,
             )
+            # At once: the agent's own imports can go on while the engine loads.
+            if self._plan["hold_at"] == "hot":
+                self.tell_engine()
         except (PreheatError, OSError, MemoryError) as error:
             self.weights_error = error
         finally:
             # Whatever happened, nobody must wait for ever.
-            self.weights_done = True
+            self._weights_done.set()
             self._wake()
 
     def _wake(self) -> None:

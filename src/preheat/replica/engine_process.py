@@ -60,11 +60,6 @@ class EngineProcess:
                 advice="install preheat anew: a program that belongs to it is missing or broken",
             )
 
-    def tell(self, weights_path: str) -> None:
-        """Where the verified weights are. One that is gone already is found by ``reap``."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._begun.engine_stdin, os.fsencode(weights_path) + b"\n")
-
     def hear(self) -> None:
         """Sees what the threads of ``begun`` have to tell."""
         if self._begun.output_ended:
@@ -83,7 +78,7 @@ class EngineProcess:
         self.reap()
         if self.pid and self.status is None:
             self.ordered = True
-            os.close(self._begun.engine_stdin)
+            self._begun.close_engine_stdin()
             kill_group(self.pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_GRACE_S):
