@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,8 +47,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """When ``preheat serve`` was spawned (CLOCK_MONOTONIC)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
+class Boot(msgspec.Struct, frozen=True):
     """What is there when the loop begins."""
 
     paths: Paths

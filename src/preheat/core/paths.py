@@ -8,8 +8,9 @@ names of single files that only one module uses.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from preheat.core.errors import SpecError
 
@@ -19,8 +20,7 @@ SOCKET_PATH_MAX_BYTES = 107
 LONGEST_SOCKET_SUFFIX_BYTES = 48
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(Struct, frozen=True):
     runtime: Path
     state: Path
     cache: Path

@@ -4,10 +4,10 @@ import http.client
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from tests.dataplane.envoy.harness import LIMIT_S, Gateway, eventually, model, version
 from tests.dataplane.envoy.upstream import (
     Exchange,

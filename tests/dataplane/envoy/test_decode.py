@@ -7,6 +7,15 @@ from envoy.data.accesslog.v3 import accesslog_pb2
 from google.protobuf import json_format
 
 from preheat.dataplane.envoy.records import decode, outcome
+from preheat.dataplane.envoy.usage import COUNTS, COUNTS_KEY
+
+
+def _noted(counts: dict[str, Any]) -> dict[str, Any]:
+    """As the filters note it: the model, and the counts in one text."""
+    noted = {"model": counts.pop("model")} if "model" in counts else {}
+    if counts:
+        noted[COUNTS_KEY] = " ".join(str(counts.get(name, "")) for name in COUNTS)
+    return noted
 
 
 def entry(
@@ -16,7 +25,7 @@ def entry(
         "commonProperties": {
             "startTime": "2026-01-02T03:04:05.250Z",
             "duration": "0.125s",
-            "metadata": {"filterMetadata": {"preheat": fields}},
+            "metadata": {"filterMetadata": {"preheat": _noted(fields)}},
             "customTags": {"preheat": tag},
             "upstreamRequestAttemptCount": 1,
             "accessLogType": "DownstreamEnd",

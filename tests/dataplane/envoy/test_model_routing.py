@@ -101,7 +101,7 @@ def test_another_method_is_answered_405(gateway: Gateway, engine: Upstream, meth
     reply = gateway.request(method, CHAT, b'{"model":"m"}')
     assert (reply.status, reply.code, reply.headers["allow"]) == (405, "wrong_method", "POST")
     reply = gateway.request("POST", "/v1/models", b"{}")
-    assert (reply.status, reply.code, reply.headers["allow"]) == (405, "wrong_method", "GET, HEAD")
+    assert (reply.status, reply.code, reply.headers["allow"]) == (405, "wrong_method", "GET")
 
 
 def test_junk_for_names_is_refused_and_leaves_no_trace_in_envoys_statistics(

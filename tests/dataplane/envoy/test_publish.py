@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
 import socket
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.dataplane.envoy.harness import (
     EnvoyProcess,
     Gateway,
@@ -153,7 +154,7 @@ def spoilt(good: Resources, kind: str) -> Resources:
     bad = json.loads(json.dumps(getattr(good, kind)))
     first = next(iter(bad.values()))
     first["no_such_field"] = 1
-    return replace(good, **{kind: bad})
+    return dataclasses.replace(good, **{kind: bad})
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,20 @@ What does not belong here: anything that does something.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from preheat.core.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 Phase = Literal["waiting", "downloading", "extracting"]
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(Struct, frozen=True):
     """A model file that is there, not verified yet."""
 
     path: Path
@@ -29,8 +29,7 @@ class Located:
     """Where it came from, for messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far a fetch has come."""
 
     phase: Phase

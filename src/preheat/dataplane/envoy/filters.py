@@ -1,4 +1,4 @@
-"""Envoy's HTTP filters: keys, the body's limit, its model. Pure.
+"""Envoy's HTTP filters: keys, the body's model. Pure.
 
 Bodies pass untouched; they are only looked into. Answers are not held.
 What does not belong here: what a request's model leads to (``routes.py``), token counts
@@ -18,7 +18,7 @@ _FILTERS = TYPE + "envoy.extensions.filters.http."
 def public_filters(listener: Listener) -> list[Json]:
     """In order. Keys come first: a stranger's body is not read."""
     keys = [_api_keys(listener)] if listener.keys else []
-    return [*keys, _whole_body(listener), _model_metadata(), usage_filter(), router()]
+    return [*keys, _model_metadata(), usage_filter(), router()]
 
 
 def _api_keys(listener: Listener) -> Json:
@@ -34,18 +34,8 @@ def _api_keys(listener: Listener) -> Json:
     }
 
 
-def _whole_body(listener: Listener) -> Json:
-    """Answers 413 above the limit."""
-    return {
-        "name": "envoy.filters.http.buffer",
-        "typed_config": {
-            "@type": _FILTERS + "buffer.v3.Buffer",
-            "max_request_bytes": listener.max_body_bytes,
-        },
-    }
-
-
 def _model_metadata() -> Json:
+    """Holds a request until its end; above the listener's buffer limit that is answered 413."""
     model = {"metadata_namespace": METADATA, "key": "model"}
     return {
         "name": "envoy.filters.http.json_to_metadata",
@@ -70,5 +60,10 @@ def _model_metadata() -> Json:
 def router() -> Json:
     return {
         "name": "envoy.filters.http.router",
-        "typed_config": {"@type": _FILTERS + "router.v3.Router", "suppress_envoy_headers": True},
+        "typed_config": {
+            "@type": _FILTERS + "router.v3.Router",
+            "suppress_envoy_headers": True,
+            # Counters for each status, which nobody reads; records have them.
+            "dynamic_stats": False,
+        },
     }

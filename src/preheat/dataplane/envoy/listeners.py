@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from preheat.core.paths import Paths
 from preheat.dataplane.envoy.filters import public_filters, router
-from preheat.dataplane.envoy.parts import CLIENT_HEADER, RECORD_TAG, TYPE, Json, pipe, watched
+from preheat.dataplane.envoy.parts import (
+    CLIENT_HEADER,
+    PIN_HEADER,
+    RECORD_TAG,
+    REPLICA_HEADER,
+    TYPE,
+    Json,
+    pipe,
+    watched,
+)
 from preheat.dataplane.envoy.replies import local_replies
 from preheat.dataplane.envoy.routing import Listener
 
@@ -17,6 +26,7 @@ RECORDS_BATCH_BYTES = 65_536
 RECORDS_FLUSH_S = 0.25
 RECORDS_PERIOD_S = 10
 
+_NOBODY = {"address_prefix": "255.255.255.255", "prefix_len": 32}
 _MANAGER = "envoy.filters.network.http_connection_manager"
 
 
@@ -35,6 +45,8 @@ def public_listener(listener: Listener, paths: Paths) -> Json:
         "access_log_options": {"access_log_flush_interval": f"{RECORDS_PERIOD_S}s"},
         "local_reply_config": local_replies(),
         "early_header_mutation_extensions": [_without_internal_headers()],
+        # Of an internal client Envoy would follow x-envoy-* headers. Nobody is one.
+        "internal_address_config": {"cidr_ranges": [_NOBODY]},
         # The time a client may take to send its request, body included.
         "request_timeout": "300s",
     }
@@ -48,6 +60,8 @@ def public_listener(listener: Listener, paths: Paths) -> Json:
         "enable_reuse_port": True,
         "tcp_fast_open_queue_length": FAST_OPEN_QUEUE,
         "tcp_backlog_size": TCP_BACKLOG,
+        # What is held of a request, and so the largest body.
+        "per_connection_buffer_limit_bytes": listener.max_body_bytes,
         "filter_chains": [chain],
     }
 
@@ -83,20 +97,20 @@ def _http_manager(name: str, paths: Paths, http_filters: list[Json]) -> Json:
         "server_name": "preheat",
         "use_remote_address": True,
         "xff_num_trusted_hops": 0,
+        # Engines have no use for clients' addresses.
+        "skip_xff_append": True,
     }
 
 
 def _without_internal_headers() -> Json:
-    """A client's own ``x-preheat-*`` must not be believed, nor its orders to Envoy be followed."""
+    """A client's own ``x-preheat-*`` must not be believed or passed on."""
     kind = "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
+    internal = (PIN_HEADER, REPLICA_HEADER, CLIENT_HEADER)
     return {
         "name": "envoy.http.early_header_mutation.header_mutation",
         "typed_config": {
             "@type": TYPE + kind,
-            "mutations": [
-                {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}}
-                for prefix in ("x-preheat-", "x-envoy-")
-            ],
+            "mutations": [{"remove": name} for name in internal],
         },
     }
 

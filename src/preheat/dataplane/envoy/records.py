@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 
 from preheat.dataplane.envoy.parts import CLIENT_HEADER, METADATA, RECORD_TAG
+from preheat.dataplane.envoy.usage import COUNTS, COUNTS_KEY
 
 if TYPE_CHECKING:
     import grpc.aio
 
 Outcome = Literal["ok", "refused", "no_capacity", "upstream_failed", "client_left", "error"]
+_NO_COUNTS = " " * (len(COUNTS) - 1)
 _PERIODIC = 5
 """AccessLogType.DownstreamPeriodic"""
 _METHOD = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
@@ -109,7 +111,10 @@ def decode(entry: Any) -> RequestRecord:
     first, body, replica, version = common.custom_tags[RECORD_TAG].split(" ")
     status = response.response_code.value
     streamed = response.response_headers["content-type"].startswith("text/event-stream")
-    completion = _number(fields, "completion_tokens", "predicted_n")
+    counts = fields[COUNTS_KEY].string_value if COUNTS_KEY in fields else _NO_COUNTS
+    told, completion, computed, cached, decoded, decoding_ms = counts.split(" ")
+    # Usage where there is one, else what llama.cpp says of its own work.
+    tokens = _number(completion or decoded)
     name = fields["model"].string_value if "model" in fields else ""
     began, lasted = common.start_time, common.duration
     flags = common.response_flags if common.HasField("response_flags") else None
@@ -129,42 +134,32 @@ def decode(entry: Any) -> RequestRecord:
         duration_s=lasted.seconds + lasted.nanos * 1e-9,
         ttft_s=int(first) * 1e-6 if streamed and first else None,
         time_per_output_token_s=(
-            _per_token(completion, body) if streamed else _decoding(fields, completion)
+            _per_token(tokens, body) if streamed else _decoding(_number(decoded), decoding_ms)
         ),
-        prompt_tokens=_prompt(fields),
-        completion_tokens=completion,
+        prompt_tokens=_number(told) if told or not computed else _sum(computed, cached),
+        completion_tokens=tokens,
         request_bytes=request.request_body_bytes,
         response_bytes=response.response_body_bytes,
     )
 
 
-def _number(fields: Any, *names: str) -> int | None:
-    """The first of these that is there."""
-    for name in names:
-        if name in fields:
-            return int(fields[name].number_value)
-    return None
+def _number(count: str) -> int | None:
+    return int(float(count)) if count else None
 
 
-def _prompt(fields: Any) -> int | None:
-    if (whole := _number(fields, "prompt_tokens")) is not None:
-        return whole
-    # llama.cpp's own timings count what it computed and what it had already.
-    computed = _number(fields, "prompt_n")
-    return None if computed is None else computed + (_number(fields, "cache_n") or 0)
+def _sum(computed: str, cached: str) -> int:
+    """A prompt's tokens: those that were computed and those that were there already."""
+    return int(float(computed)) + int(float(cached or 0))
 
 
-def _per_token(completion: int | None, body_us: str) -> float | None:
-    if completion is None or completion < 2 or not body_us:
+def _per_token(tokens: int | None, body_us: str) -> float | None:
+    if tokens is None or tokens < 2 or not body_us:
         return None
-    return int(body_us) * 1e-6 / (completion - 1)
+    return int(body_us) * 1e-6 / (tokens - 1)
 
 
-def _decoding(fields: Any, completion: int | None) -> float | None:
-    tokens = _number(fields, "predicted_n") or completion
-    if not tokens or "predicted_ms" not in fields:
-        return None
-    return float(fields["predicted_ms"].number_value) * 1e-3 / tokens
+def _decoding(tokens: int | None, decoding_ms: str) -> float | None:
+    return float(decoding_ms) * 1e-3 / tokens if tokens and decoding_ms else None
 
 
 async def serve(socket: Path, put: Callable[[RequestRecord], None]) -> grpc.aio.Server:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+
+class Endpoint(Struct, frozen=True):
     """One start of one replica that the gateway may know about."""
 
     start_id: str
@@ -25,8 +25,7 @@ class Endpoint:
     """False while it proves itself: only pinned probes reach it."""
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRoute:
+class VersionRoute(Struct, frozen=True):
     name: str
     share: int
     """Per cent of the model's traffic."""
@@ -35,8 +34,7 @@ class VersionRoute:
     """Connections the engine can hold at once; further requests wait in the gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRoute:
+class ModelRoute(Struct, frozen=True):
     name: str
     versions: tuple[VersionRoute, ...]
     embeddings: bool = False
@@ -48,27 +46,33 @@ class ModelRoute:
         return "ready" if any(v.share and serving(v) for v in self.versions) else "loading"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     owner: str
-    secret: str = field(repr=False)
+    secret: str
+
+    def __repr__(self) -> str:
+        """Without the secret, for it may come into a log."""
+        return f"Key(owner={self.owner!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(Struct, frozen=True):
     host: str
     port: int
     certificate_pem: str = ""
-    key_pem: str = field(default="", repr=False)
+    key_pem: str = ""
     keys: tuple[Key, ...] = ()
     max_body_bytes: int = 4 << 20
     max_connections: int = 9_900
     max_requests_waiting: int = 4096
     retries: int = 2
 
+    def __repr__(self) -> str:
+        """Without the private key, for it may come into a log."""
+        tls = ", tls" if self.certificate_pem else ""
+        return f"Listener({self.host}:{self.port}{tls}, keys={self.keys!r})"
 
-@dataclass(frozen=True, slots=True)
-class RoutingTable:
+
+class RoutingTable(Struct, frozen=True):
     listener: Listener
     models: tuple[ModelRoute, ...]
     missing: tuple[str, ...] = ()
