@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.dataplane.envoy.harness import LIMIT_S, WORKERS, Gateway, eventually, model
-from tests.dataplane.envoy.upstream import Exchange, Script, Upstream, whole
+from tests.dataplane.envoy.upstream import Exchange, Upstream, whole
 
 from preheat.core import localhttp
 from preheat.dataplane.envoy import clusters
@@ -99,19 +99,23 @@ def test_1000_requests_at_once_are_all_answered(gateway: Gateway, engine: Upstre
 
 
 def test_requests_above_the_engines_connections_wait_for_their_turn(
-    gateway: Gateway, engine: Upstream, script: Script
+    gateway: Gateway, engine: Upstream
 ) -> None:
-    engine.answer = script
+    released = asyncio.Event()
+
+    async def hold(exchange: Exchange) -> None:
+        await released.wait()
+        await whole(b"{}")(exchange)
+
+    engine.answer = hold
     gateway.publish(model("m", engine, max_connections=1))
+    active = "http.public.downstream_rq_active"
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(contextlib.closing(gateway.open_stream())) for _ in range(9)]
-        eventually(lambda: engine.in_flight >= 1)
-        engine.answer = whole(b"{}")
-        script.head("application/json")
-        script.end()
-        script.head("application/json")
-        script.end()
+        eventually(lambda: gateway.statistics(f"^{active}$") == {active: 9})
+        gateway.loop.loop.call_soon_threadsafe(released.set)
         assert {connection.getresponse().status for connection in waiting} == {200}
+    assert len(engine.received) == 9
     # Envoy allows each worker one connection, whatever the limit.
     assert engine.most_in_flight <= WORKERS
 

@@ -97,6 +97,7 @@ def test_two_publishes_at_once_are_taken_one_after_the_other(
             *(gateway.publishing(model(f"m{number}", engine)) for number in range(5))
         )
 
+    gateway.publish(model("m", engine))
     gateway.loop.run(both())
     assert [m["id"] for m in gateway.get("/v1/models").json()["data"]] == ["m4"]
 

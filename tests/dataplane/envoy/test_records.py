@@ -110,9 +110,9 @@ def test_no_text_of_a_prompt_or_an_answer_is_in_a_record(
     seen: list[str] = []
     decode = records.decode
 
-    def spy(entry: object) -> RequestRecord:
-        seen.append(str(entry))
-        return decode(entry)
+    def spy(line: str) -> RequestRecord:
+        seen.append(line)
+        return decode(line)
 
     monkeypatch.setattr(records, "decode", spy)
     gateway.publish(model("m", engine))
@@ -124,7 +124,7 @@ def test_no_text_of_a_prompt_or_an_answer_is_in_a_record(
         gateway.ask("m", headers, messages=[{"content": secret}], user=secret, metadata=secret)
     found = gateway.records_where(lambda record: record.model == "m", 2)
     assert [record.completion_tokens for record in found] == [3, 3]
-    assert any("x-preheat" in text or "preheat" in text for text in seen)
+    assert any("/v1/" in text for text in seen)
     assert not any(secret in text for text in [*seen, *map(str, found)])
 
 

@@ -19,6 +19,8 @@ from tests.dataplane.envoy.upstream import (
     stream,
 )
 
+from preheat.dataplane.envoy.usage import OPEN_MAX_BYTES
+
 TOKENS = (event({"choices": [{"delta": {"content": "✅ é"}}]}), event({"choices": []}))
 STREAM = b"".join((*TOKENS, event({"choices": [], "usage": USAGE}), DONE))
 
@@ -101,6 +103,29 @@ def test_other_ways_of_writing_a_stream_are_read_too(
     gateway.publish(model("m", engine))
     assert gateway.ask().body == body
     assert usage_seen(gateway, 1) == {(7, 3)}
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        b'{"prompt_tokens": -5, "completion_tokens": 1e999}',
+        b'{"prompt_tokens": 1-2, "completion_tokens": "9"}',
+        b'{"prompt_tokens": null, "completion_tokens": []}',
+    ],
+)
+def test_what_is_no_count_is_not_counted(gateway: Gateway, engine: Upstream, usage: bytes) -> None:
+    engine.answer = stream(b'data: {"usage": %b}\n\n' % usage)
+    gateway.publish(model("m", engine))
+    gateway.ask()
+    assert usage_seen(gateway, 1) == {(None, None)}
+
+
+def test_an_object_that_does_not_end_is_not_waited_for(gateway: Gateway, engine: Upstream) -> None:
+    gateway.publish(model("m", engine))
+    begin = b'data: {"usage": {"x": "' + b"y" * OPEN_MAX_BYTES
+    end = b'", "prompt_tokens": 7}}\n\n'
+    assert received_in_pieces(gateway, engine, begin, end) == begin + end
+    assert usage_seen(gateway, 1) == {(None, None)}
 
 
 def test_a_stream_without_usage_leaves_it_open(gateway: Gateway, engine: Upstream) -> None:

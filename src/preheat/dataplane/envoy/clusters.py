@@ -141,6 +141,8 @@ def local_cluster(name: str, path: str, *, http2: bool) -> Json:
         "name": name,
         "type": "STATIC",
         "connect_timeout": "1s",
+        # A server that stands still must not fill Envoy's memory: more than these fail at once.
+        "circuit_breakers": {"thresholds": [{"max_requests": 64, "max_pending_requests": 64}]},
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [host]}]},
         "typed_extension_protocol_options": _http_options({"explicit_http_config": protocol}),
     }

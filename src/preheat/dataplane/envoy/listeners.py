@@ -10,13 +10,13 @@ from preheat.dataplane.envoy.filters import public_filters, router
 from preheat.dataplane.envoy.parts import (
     CLIENT_HEADER,
     PIN_HEADER,
-    RECORD_TAG,
     REPLICA_HEADER,
     TYPE,
     Json,
     pipe,
     watched,
 )
+from preheat.dataplane.envoy.records import LINE_FORMAT
 from preheat.dataplane.envoy.replies import local_replies
 from preheat.dataplane.envoy.routing import Listener
 
@@ -25,8 +25,9 @@ FAST_OPEN_QUEUE = 256
 RECORDS_BATCH_BYTES = 65_536
 RECORDS_FLUSH_S = 0.25
 RECORDS_PERIOD_S = 10
+# Batches that nobody takes are given up after this, so that they cannot pile up in Envoy.
+RECORDS_TIMEOUT_S = 5
 
-_NOBODY = {"address_prefix": "255.255.255.255", "prefix_len": 32}
 _MANAGER = "envoy.filters.network.http_connection_manager"
 
 
@@ -45,8 +46,6 @@ def public_listener(listener: Listener, paths: Paths) -> Json:
         "access_log_options": {"access_log_flush_interval": f"{RECORDS_PERIOD_S}s"},
         "local_reply_config": local_replies(),
         "early_header_mutation_extensions": [_without_internal_headers()],
-        # Of an internal client Envoy would follow x-envoy-* headers. Nobody is one.
-        "internal_address_config": {"cidr_ranges": [_NOBODY]},
         # The time a client may take to send its request, body included.
         "request_timeout": "300s",
     }
@@ -92,8 +91,6 @@ def _http_manager(name: str, paths: Paths, http_filters: list[Json]) -> Json:
         "generate_request_id": True,
         "preserve_external_request_id": True,
         "always_set_request_id_in_response": True,
-        # %2F in a model's name is not a slash.
-        "normalize_path": False,
         "server_name": "preheat",
         "use_remote_address": True,
         "xff_num_trusted_hops": 0,
@@ -134,28 +131,23 @@ def _tls(listener: Listener) -> Json:
 
 
 def _records_log() -> Json:
-    """One entry for each request to ``records.py``."""
-    # Microseconds from the first byte of the request to the first byte of a body (headers come long
-    # before the first token) and from there to its last. One tag is cheaper than four.
-    values = (
-        "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%",
-        "%COMMON_DURATION(US_RX_BODY_BEG:US_RX_END:us)%",
-        "%UPSTREAM_METADATA(preheat:replica)%",
-        "%UPSTREAM_METADATA(preheat:version)%",
-    )
+    """One line for each request to ``records.py``."""
+    kind = "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig"
     return {
-        "name": "envoy.access_loggers.http_grpc",
+        "name": "envoy.access_loggers.open_telemetry",
         "typed_config": {
-            "@type": TYPE + "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+            "@type": TYPE + kind,
             "common_config": {
                 "log_name": "requests",
                 "transport_api_version": "V3",
-                "grpc_service": {"envoy_grpc": {"cluster_name": "records"}},
+                "grpc_service": {
+                    "envoy_grpc": {"cluster_name": "records"},
+                    "timeout": f"{RECORDS_TIMEOUT_S}s",
+                },
                 "buffer_size_bytes": RECORDS_BATCH_BYTES,
                 "buffer_flush_interval": f"{RECORDS_FLUSH_S}s",
-                "custom_tags": [{"tag": RECORD_TAG, "value": " ".join(values)}],
             },
-            "additional_request_headers_to_log": [CLIENT_HEADER],
-            "additional_response_headers_to_log": ["content-type"],
+            "disable_builtin_labels": True,
+            "body": {"string_value": LINE_FORMAT},
         },
     }

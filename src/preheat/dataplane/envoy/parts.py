@@ -17,8 +17,6 @@ METADATA = "preheat"
 PIN_HEADER = "x-preheat-pin"
 REPLICA_HEADER = "x-preheat-replica"
 CLIENT_HEADER = "x-preheat-client"
-RECORD_TAG = "preheat"
-"""The tag of access log entries that ``records.py`` splits at spaces; unknown parts are empty."""
 
 
 def header(name: str, value: str) -> Json:

@@ -131,7 +131,8 @@ def _retries(listener: Listener) -> Json:
                 "typed_config": {"@type": TYPE + predicate},
             }
         ],
-        "host_selection_retry_max_attempts": 3,
+        # Picks are random: so many are enough to find the other one of two.
+        "host_selection_retry_max_attempts": 16,
         "retry_back_off": {"base_interval": "0.010s", "max_interval": "0.100s"},
     }
 
