@@ -129,7 +129,7 @@ def start_preheat(work: Work, root: Path) -> tuple[float, dict[str, Any]]:
     with (
         (root / "log").open("ab") as log,
         subprocess.Popen(
-            [sys.executable, "-m", "preheat", "serve", "--port", str(port)],
+            [*_preheat(), "serve", "--port", str(port)],
             env=environment,
             cwd=root,
             stdin=subprocess.DEVNULL,
@@ -143,6 +143,12 @@ def start_preheat(work: Work, root: Path) -> tuple[float, dict[str, Any]]:
             return took_s, _record(root)
         finally:
             process.send_signal(signal.SIGINT)
+
+
+def _preheat() -> list[str]:
+    """The installed command, as users run it; the module where it is not installed."""
+    command = Path(sys.executable).with_name("preheat")
+    return [str(command)] if command.exists() else [sys.executable, "-m", "preheat"]
 
 
 def _wait_ready(process: subprocess.Popen[bytes], port: int, root: Path) -> None:
