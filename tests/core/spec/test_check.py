@@ -259,3 +259,11 @@ listen: {host: localhost}
         '  s.yaml:13:16: listen.host: must be an IP address, not "localhost"; '
         "use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses",
     ]
+
+
+def test_a_quantised_cache_needs_flash_attention() -> None:
+    engine = Engine(kv_cache_type="q8_0", flash_attention="off")
+    (line,) = found_in_version(Version(source=LOCAL, engine=engine))
+    assert line.startswith("engine.kv_cache_type: ")
+    auto = structs.replace(engine, flash_attention="auto")
+    assert found_in_version(Version(source=LOCAL, engine=auto)) == []

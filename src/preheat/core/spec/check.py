@@ -64,6 +64,7 @@ def _model(model: Model, path: FieldPath) -> Iterator[Problem]:
 
 def _version(version: Version, path: FieldPath) -> Iterator[Problem]:
     yield from _source(version.source, (*path, "source"))
+    yield from _engine(version.engine, (*path, "engine"))
     yield from _warmup(version.warmup, version.engine, (*path, "warmup"))
     preload = version.preload
     if preload.not_before is not None and preload.not_before == preload.not_after:
@@ -102,6 +103,15 @@ def _source(source: Source, path: FieldPath) -> Iterator[Problem]:
             path=(*path, "sha256"),
             what="is missing; what comes from an index must be pinned",
             advice="give the SHA-256 of the file in the wheel (sha256sum FILE)",
+        )
+
+
+def _engine(engine: Engine, path: FieldPath) -> Iterator[Problem]:
+    if engine.kv_cache_type == "q8_0" and engine.flash_attention == "off":
+        yield Problem(
+            path=(*path, "kv_cache_type"),
+            what="llama.cpp needs flash attention for a cache of q8_0",
+            advice="set flash_attention to auto or on, or kv_cache_type to f16",
         )
 
 

@@ -86,7 +86,8 @@ class Engine(_Spec, frozen=True, kw_only=True):
     """Sequences decoded together (continuous batching). Further requests wait. Default: 4."""
 
     context_length: Annotated[int, Meta(ge=64, le=1_048_576)] = 2048
-    """Tokens a single request may hold, prompt and answer together. Default: 2048."""
+    """Tokens a single request may hold, prompt and answer together; llama.cpp rounds it up to a
+    multiple of 256. Default: 2048."""
 
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """CPU threads for computing. Default: the cores this process may use."""
@@ -263,7 +264,7 @@ class Limits(_Spec, frozen=True, kw_only=True):
     """Client connections at once. Default: 9900."""
 
     max_requests_waiting: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
-    """Requests that may wait for a replica; more are answered 503. Default: 4096."""
+    """Requests that may wait for a replica; more are answered 429. Default: 4096."""
 
     retries: Annotated[int, Meta(ge=0, le=5)] = 2
     """Times a request is tried again while no byte of an answer has come. Default: 2."""

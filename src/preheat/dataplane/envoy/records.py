@@ -212,25 +212,58 @@ def _decoding(tokens: int | None, decoding_ms: str) -> float | None:
     return float(decoding_ms) * 1e-3 / tokens if tokens and decoding_ms else None
 
 
+def _batch_type() -> Any:
+    """The type of a batch: of OpenTelemetry's ExportLogsServiceRequest the path to a record's text.
+
+    Declared here, because several packages bring these messages, under one name and in versions
+    that do not agree; fields that are not declared are passed over. Numbers of fields from
+    opentelemetry/proto/logs/v1/logs.proto, 1.0 and later.
+    """
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    nested = (
+        ("Batch", "resources", 1, "Resource"),
+        ("Resource", "scopes", 2, "Scope"),
+        ("Scope", "records", 2, "Record"),
+        ("Record", "body", 5, "Body"),
+    )
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="preheat/records.proto", package="preheat.records", syntax="proto3"
+    )
+    for message, name, number, kind in nested:
+        file.message_type.add(name=message).field.add(
+            name=name,
+            number=number,
+            type=field.TYPE_MESSAGE,
+            type_name=f".preheat.records.{kind}",
+            label=field.LABEL_OPTIONAL if name == "body" else field.LABEL_REPEATED,
+        )
+    file.message_type.add(name="Body").field.add(
+        name="text", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("preheat.records.Batch"))
+
+
 async def serve(socket: Path, put: Callable[[RequestRecord], None]) -> grpc.aio.Server:
     """Listens for Envoy on ``socket`` (mode 0600) and calls ``put`` for each record."""
     import os
 
     import grpc
     import grpc.aio
-    from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
 
-    async def receive(batch: Any, _: Any) -> Any:
-        for resource in batch.resource_logs:
-            for scope in resource.scope_logs:
-                for entry in scope.log_records:
-                    put(decode(entry.body.string_value))
-        return logs.ExportLogsServiceResponse()
+    async def receive(batch: Any, _: Any) -> bytes:
+        for resource in batch.resources:
+            for scope in resource.scopes:
+                for record in scope.records:
+                    put(decode(record.body.text))
+        # An empty ExportLogsServiceResponse: everything was taken.
+        return b""
 
     handler = grpc.unary_unary_rpc_method_handler(
-        receive,
-        request_deserializer=logs.ExportLogsServiceRequest.FromString,
-        response_serializer=logs.ExportLogsServiceResponse.SerializeToString,
+        receive, request_deserializer=_batch_type().FromString
     )
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(
