@@ -262,7 +262,7 @@ async def serve(socket: Path, put: Callable[[RequestRecord], None]) -> grpc.aio.
         # An empty ExportLogsServiceResponse: everything was taken.
         return b""
 
-    handler = grpc.unary_unary_rpc_method_handler(
+    handler: Any = grpc.unary_unary_rpc_method_handler(
         receive, request_deserializer=_batch_type().FromString
     )
     server = grpc.aio.server()
