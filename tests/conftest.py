@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 from preheat.acceleration.weights.sources import resolve
 from preheat.core.paths import default_paths
 from preheat.core.spec.load import default_spec
+
+# Whoever started the tests in the background had SIGINT ignored, and children inherit that: tests
+# that send one would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MODEL_VARIABLE = "PREHEAT_TEST_MODEL"
 

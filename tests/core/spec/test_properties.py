@@ -105,7 +105,7 @@ engine = st.builds(
     flash_attention=st.sampled_from(["auto", "on", "off"]),
     kv_cache_type=st.sampled_from(["f16", "q8_0", "f32"]),
     gpu_layers=st.integers(0, 1024),
-)
+).filter(lambda e: (e.kv_cache_type, e.flash_attention) != ("q8_0", "off"))
 known_answer = st.builds(
     KnownAnswer,
     prompt=tricky | text,

@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import re
 import socket
 from collections import Counter
 from pathlib import Path
 
-from tests.dataplane.envoy.harness import LIMIT_S, WORKERS, Gateway, eventually, model
+from tests.dataplane.envoy.harness import CHAT, LIMIT_S, WORKERS, Gateway, eventually, model
 from tests.dataplane.envoy.upstream import Exchange, Upstream, whole
 
 from preheat.core import localhttp
@@ -28,12 +29,16 @@ def test_a_probe_opens_every_workers_connection_before_traffic_needs_one(
     opened = engine.connections
     before = gateway.statistics("^cluster.m_.*upstream_cx_total$")
     assert opened >= WORKERS
-    # Each on a connection of its own, so that the kernel spreads them over the workers.
-    workers = set()
-    for _ in range(40):
-        assert gateway.ask().status == 200
-        spread = gateway.statistics("^listener.127.0.0.1_[0-9]+.worker_.*downstream_cx_total$")
-        workers |= {name for name, count in spread.items() if count}
+    # Held at once: the listener gives each new connection to the worker that has the fewest.
+    with contextlib.ExitStack() as stack:
+        held = [gateway.connect() for _ in range(WORKERS)]
+        for connection in held:
+            stack.callback(connection.close)
+            connection.request("POST", CHAT, json.dumps({"model": "m"}))
+            answer = connection.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, True)
+        spread = gateway.statistics("^listener.127.0.0.1_[0-9]+.worker_.*downstream_cx_active$")
+    workers = {name for name, count in spread.items() if count}
     assert len({name.rpartition("worker_")[2] for name in workers}) == WORKERS
     assert engine.connections == opened
     assert gateway.statistics("^cluster.m_.*upstream_cx_total$") == before

@@ -57,6 +57,9 @@ def public_listener(listener: Listener, paths: Paths) -> Json:
         "name": "public",
         "address": {"socket_address": {"address": listener.host, "port_value": listener.port}},
         "enable_reuse_port": True,
+        # The kernel spreads connections by a hash, and clients keep few, long ones: without this a
+        # worker gets more than its share, and its requests wait.
+        "connection_balance_config": {"exact_balance": {}},
         "tcp_fast_open_queue_length": FAST_OPEN_QUEUE,
         "tcp_backlog_size": TCP_BACKLOG,
         # What is held of a request, and so the largest body.
