@@ -48,6 +48,7 @@ def test_a_request_sent_long_after_readiness_was_taken_away_is_a_violation() -> 
 def restart_under_load(preheat: Served, restarts: int) -> list[Answer]:
     """Kills the engine or its agent, in turn, and waits for another start each time."""
     with Load(preheat.port).running() as load:
+        wait_until(partial(_answered, load, 0), "an answer of the first start")
         for number in range(restarts):
             before = preheat.replica()["start_id"]
             victim = "llamacpp_host" if number % 2 else "-m preheat.replica "
