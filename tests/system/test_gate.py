@@ -109,7 +109,7 @@ def unready_while_nobody_publishes(preheat: Served) -> list[Answer]:
     "restarts", [4, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
 def test_no_answer_comes_from_a_start_that_has_not_proved_itself(restarts: int) -> None:
-    with Served() as preheat:
+    with Served(environment={"PYTHONPATH": _path("no_backoff")}) as preheat:
         answers = restart_under_load(preheat, restarts)
         assert violations(answers, preheat.events(), grace_s=GRACE_S) == []
         assert len({a.start_id for a in answers if a.status == 200}) == restarts + 1

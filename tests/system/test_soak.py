@@ -18,7 +18,7 @@ def test_a_planted_leak_is_found_and_noise_is_not() -> None:
 
 @pytest.mark.parametrize(
     "requests",
-    [1200, pytest.param(12_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+    [1200, pytest.param(6_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 def test_nothing_grows_while_requests_come_and_a_fifth_is_broken_off(requests: int) -> None:
     with Served() as preheat:
@@ -27,6 +27,6 @@ def test_nothing_grows_while_requests_come_and_a_fifth_is_broken_off(requests: i
         assert soak.failed == []
         assert soak.cancelled > requests * 0.02
         grown = [s for s in slopes(soak.samples) if s.grows]
-        assert [s for s in grown if s.quantity != "rss_kb" or requests > 10_000] == []
+        assert [s for s in grown if s.quantity != "rss_kb" or requests > 5_000] == []
         # Every slot is free again: as many requests as there are slots are answered side by side.
         wait_until(lambda: preheat.chat()[0] == 200, "it answers")
