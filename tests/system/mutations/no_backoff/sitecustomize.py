@@ -1,5 +1,5 @@
-"""Starts a killed replica again at once, as one that had served for long: so that many restarts take
-no longer than their starts."""
+"""Starts a killed replica again at once, as one that had served for long, so that many restarts
+take no longer than their starts."""
 
 from preheat.controlplane import fleet
 
