@@ -77,6 +77,7 @@ class Measurement:
 
 def preheat_gateway(directory: Path, upstream: Stub) -> Subject:
     """preheat's own Envoy with its own configuration and records, before the stub's Unix socket."""
+    from preheat.controlplane.gateway import RECORDS_FLUSH_MS
     from preheat.core.paths import Paths
     from preheat.dataplane.envoy.binary import envoy_binary
     from preheat.dataplane.envoy.publish import Publisher, write_initial
@@ -99,11 +100,12 @@ def preheat_gateway(directory: Path, upstream: Stub) -> Subject:
     version = VersionRoute("v1", 100, (stub,), max_connections=4096)
     table = RoutingTable(Listener("127.0.0.1", port), (ModelRoute("bench", (version,)),))
     consumer = Process(
-        [sys.executable, str(CONSUMER), str(paths.records_socket)], log=directory / RECORDS_LOG
+        [sys.executable, str(CONSUMER), str(paths.records_pipe)], log=directory / RECORDS_LOG
     )
     argv = [str(envoy_binary()), "-c", str(config), "--use-dynamic-base-id"]
     argv += ["--reject-unknown-dynamic-fields", "--log-level", "warning"]
     argv += ["--concurrency", str(len(os.sched_getaffinity(0)))]
+    argv += ["--file-flush-interval-msec", str(RECORDS_FLUSH_MS)]
     envoy = Process(argv, log=directory / "envoy.log")
     subject = Subject("preheat", port, (envoy, consumer))
     try:

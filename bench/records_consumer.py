@@ -13,21 +13,21 @@ import signal
 import sys
 from pathlib import Path
 
-from preheat.dataplane.envoy.records import RecordStream, serve
+from preheat.dataplane.envoy.records import RecordPipe, RecordStream
 
 TAKE_EVERY_S = 0.25
 
 
-async def consume(socket: Path) -> None:
+async def consume(path: Path) -> None:
     stream = RecordStream()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    server = await serve(socket, stream.put)
+    pipe = RecordPipe(path, stream)
     while not ended.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), TAKE_EVERY_S)
         stream.take()
-    await server.stop(0)
+    pipe.close()
     print(stream.received)
 
 

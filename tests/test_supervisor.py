@@ -187,6 +187,17 @@ def test_what_a_process_says_goes_to_its_log(run: Callable[..., Run]) -> None:
     assert one.log.read_text() == "before\nout\nerr\n"
 
 
+def test_a_process_has_the_input_it_was_given_for_both_ways(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    one = run()
+    one.spawn("talks", "import os; os.write(0, b'own'); print(os.read(0, 9))", stdin=str(pipe))
+    one.hear()
+    assert one.log.read_text() == "b'own'\n"
+
+
 def test_a_process_is_signalled_by_name(run: Callable[..., Run]) -> None:
     one = run()
     one.spawn("sleeps", SLEEPER)

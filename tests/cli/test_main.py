@@ -103,7 +103,7 @@ def test_only_the_chosen_subcommand_is_imported() -> None:
 
 
 def test_parsing_needs_no_heavy_module() -> None:
-    heavy = {"asyncio", "msgspec", "yaml", "rich", "grpc", "importlib.metadata", "difflib"}
+    heavy = {"asyncio", "msgspec", "yaml", "rich", "importlib.metadata", "difflib"}
     code = "import sys, preheat.cli.main; print(*sys.modules)"
     assert heavy.isdisjoint(run(code=code).stdout.split())
 

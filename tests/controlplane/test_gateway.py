@@ -21,7 +21,8 @@ class Link:
         self.spawned: list[tuple[str, ...]] = []
         self.killed: list[tuple[str, int]] = []
 
-    def spawn(self, name: str, argv: tuple[str, ...], **_: Any) -> None:
+    def spawn(self, name: str, argv: tuple[str, ...], *, stdin: Path, **_: Any) -> None:
+        assert stdin.is_fifo()
         self.spawned.append(argv)
 
     def kill(self, name: str, number: int) -> None:

@@ -28,7 +28,7 @@ Ctrl-C (or SIGTERM) takes readiness away, finishes what is in flight and leaves 
 a second one stops at once.
 """
 
-OURS = ("xds", "r", "envoy.json", "admin.sock", "envoy-admin.sock", "probe.sock", "records.sock")
+OURS = ("xds", "r", "envoy.json", "admin.sock", "envoy-admin.sock", "probe.sock", "records.pipe")
 """What preheat puts into its runtime directory, beside ``lock``, and what is removed at the end."""
 
 

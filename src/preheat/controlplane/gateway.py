@@ -25,6 +25,8 @@ NAME = "envoy"
 # Descriptors that are not clients' or their upstreams'.
 RESERVED_DESCRIPTORS = 200
 LEAST_CONNECTIONS = 64
+# How long Envoy may keep records that do not fill a buffer.
+RECORDS_FLUSH_MS = 250
 FIRST_RESTART_S = 0.05
 LONGEST_RESTART_S = 10.0
 # An Envoy that lived so long was sound; its end is no reason to wait.
@@ -75,8 +77,15 @@ class Gateway:
             "--reject-unknown-dynamic-fields",
             "-l", "warning",
             "--component-log-level", "misc:error",
+            "--file-flush-interval-msec", str(RECORDS_FLUSH_MS),
         )  # fmt: skip
-        self._link.spawn(NAME, (str(binary), *flags), log=self._paths.logs / "envoy.log")
+        self._link.spawn(
+            NAME,
+            (str(binary), *flags),
+            log=self._paths.logs / "envoy.log",
+            # A pipe that nobody reads cannot be opened for writing alone: Envoy reads it too.
+            stdin=self._paths.records_pipe,
+        )
         self._started_s = self._clock()
         self.alive = True
 

@@ -116,11 +116,10 @@ class ControlPlane:
         loop.add_signal_handler(signal.SIGTERM, self.order_stop)
         loop.add_reader(self._link.fileno(), self._hear)
         self._go_on_from_boot()
+        pipe = records.RecordPipe(self.paths.records_pipe, self.records)
         server = await api.serve(self)
         self._tasks.essential(self.routing.keep())
         self._tasks.essential(self._steer())
-        # Its imports take a while; by now the engine is loading.
-        collector = await records.serve(self.paths.records_socket, self.records.put)
         self._tasks.essential(self._keep_house())
         self._tasks.essential(self._dependencies.keep())
         await self._stopping.wait()
@@ -128,7 +127,7 @@ class ControlPlane:
             await self._come_down()
         await self._tasks.cancel()
         server.close()
-        await collector.stop(0)
+        pipe.close()
         if self._failure is None:
             return 0
         self._notices.fail(self._failure)

@@ -40,9 +40,9 @@ class Paths(Struct, frozen=True):
         return self.runtime / "probe.sock"
 
     @property
-    def records_socket(self) -> Path:
-        """Where Envoy's access log service connects."""
-        return self.runtime / "records.sock"
+    def records_pipe(self) -> Path:
+        """Where Envoy writes its access log."""
+        return self.runtime / "records.pipe"
 
     @property
     def xds(self) -> Path:
@@ -60,6 +60,9 @@ class Paths(Struct, frozen=True):
     def create(self) -> None:
         for path in (self.runtime, self.state, self.cache, self.xds, self.coldstarts, self.logs):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.records_pipe.is_fifo():
+            self.records_pipe.unlink(missing_ok=True)
+            os.mkfifo(self.records_pipe, 0o600)
 
 
 def _directory(override: str, xdg: str, fallback: Path) -> Path:

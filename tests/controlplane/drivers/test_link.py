@@ -45,6 +45,16 @@ def test_it_asks_for_processes_without_the_secrets(
     }
 
 
+def test_a_process_has_no_input_unless_it_is_asked_for(
+    ends: tuple[SupervisorLink, socket.socket],
+) -> None:
+    link, supervisor_end = ends
+    link.spawn("a", ("/bin/true",), log=LOG)
+    assert "stdin" not in json.loads(supervisor_end.recv(MESSAGE_MAX_BYTES))
+    link.spawn("a", ("/bin/true",), log=LOG, stdin=Path("/pipe"))
+    assert json.loads(supervisor_end.recv(MESSAGE_MAX_BYTES))["stdin"] == "/pipe"
+
+
 def test_it_hears_all_messages_that_wait(ends: tuple[SupervisorLink, socket.socket]) -> None:
     link, supervisor_end = ends
     assert link.receive() == []

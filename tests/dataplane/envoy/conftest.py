@@ -32,7 +32,7 @@ def session_gateway(loop: LoopThread) -> Iterator[Gateway]:
 def gateway(session_gateway: Gateway) -> Gateway:
     """One Envoy for all tests; each publishes a table of its own."""
     session_gateway.since_unix_s = time.time()
-    session_gateway.on_record = None
+    session_gateway.records.on_record = None
     return session_gateway
 
 

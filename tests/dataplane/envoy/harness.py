@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from tests.dataplane.envoy.upstream import Upstream
 
+from preheat.controlplane.gateway import RECORDS_FLUSH_MS
 from preheat.core import localhttp
 from preheat.core.paths import Paths
 from preheat.dataplane.envoy import records
@@ -100,8 +101,9 @@ class EnvoyProcess:
         argv = [str(envoy_binary()), "-c", str(config), "--concurrency", str(WORKERS)]
         argv += ["--disable-hot-restart", "--reject-unknown-dynamic-fields", "-l", "warning"]
         argv += ["--component-log-level", "misc:error"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        argv += ["--file-flush-interval-msec", str(RECORDS_FLUSH_MS)]
+        with self.log.open("ab") as log, paths.records_pipe.open("r+b", buffering=0) as pipe:
+            self.process = subprocess.Popen(argv, stdin=pipe, stdout=log, stderr=log)
 
     @property
     def pid(self) -> int:
@@ -127,6 +129,15 @@ def short_paths() -> Iterator[Paths]:
         shutil.rmtree(base)
 
 
+class Records(records.RecordStream):
+    on_record: Callable[[records.RequestRecord], None] | None = None
+
+    def put(self, record: records.RequestRecord) -> None:
+        if self.on_record is not None:
+            self.on_record(record)
+        super().put(record)
+
+
 class Gateway:
     """Envoy, its publisher and its records; a test publishes what it needs and asks."""
 
@@ -135,26 +146,30 @@ class Gateway:
         self.paths = paths
         self.listener = Listener("127.0.0.1", free_port())
         self.port = 0
-        self.records = records.RecordStream()
+        self.records = Records()
         self.since_unix_s = 0.0
-        self.on_record: Callable[[records.RequestRecord], None] | None = None
         # Of its own, so that a test can stall it.
         self._records_loop = LoopThread()
-        self._records_server = self._records_loop.run(
-            records.serve(paths.records_socket, self._take)
-        )
+        self.start_reading()
         write_initial(paths)
         self.envoy = EnvoyProcess(paths)
         self.publisher = Publisher(paths, log_tail=self.envoy.log_tail)
 
-    def _take(self, record: records.RequestRecord) -> None:
-        if self.on_record is not None:
-            self.on_record(record)
-        self.records.put(record)
+    def start_reading(self) -> None:
+        async def begin() -> records.RecordPipe:
+            return records.RecordPipe(self.paths.records_pipe, self.records)
+
+        self._records_pipe = self._records_loop.run(begin())
+
+    def stop_reading(self) -> None:
+        async def end() -> None:
+            self._records_pipe.close()
+
+        self._records_loop.run(end())
 
     def stop(self) -> None:
         self.envoy.stop()
-        self._records_loop.run(self._records_server.stop(0))
+        self.stop_reading()
         self._records_loop.stop()
 
     def records_where(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import http.client
+import select
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from functools import partial
 
 import pytest
 from msgspec.structs import replace
-from tests.dataplane.envoy.harness import LIMIT_S, Gateway, eventually, model, version
+from tests.dataplane.envoy.harness import LIMIT_S, WORKERS, Gateway, eventually, model, version
 from tests.dataplane.envoy.upstream import (
     Exchange,
     Script,
@@ -152,7 +153,8 @@ def test_too_many_waiting_requests_are_answered_429(gateway: Gateway, engine: Up
     # One connection and one waiting request, and Envoy allows each worker one connection.
     held = [gateway.open_stream() for _ in range(12)]
     try:
-        eventually(lambda: engine.in_flight >= 1)
+        sockets = [connection.sock for connection in held]
+        eventually(lambda: len(select.select(sockets, [], [], 0)[0]) >= 12 - 2 * WORKERS)
         reply = gateway.ask()
         assert (reply.status, reply.code, reply.headers["retry-after"]) == (429, "overloaded", "1")
         assert engine.most_in_flight <= 2

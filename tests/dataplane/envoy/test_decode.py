@@ -18,12 +18,14 @@ def entry(
     **counts: Any,
 ) -> str:
     """A line as Envoy writes it."""
-    noted = " ".join(str(counts.get(name, "")) for name in COUNTS) if counts else "-"
-    times = ("125", "125000", "1500", "8000")
+    names = [name for _, names in COUNTS for name in names]
+    noted = " ".join(str(counts.get(name, "")) for name in names) if counts else "-"
+    times = ("1767323045.250000", "125", "125000", "1500", "8000")
     return "\t".join(
         (
-            *("1767323045.250000", kind, str(status), flags, start, "v1", "-", content_type, "1"),
-            *(*times, "9", "99", noted, "/v1/completions?x=1", model),
+            *(*times, "9", "99", noted),
+            *(kind, str(status), flags, start, "v1", "-", content_type, "1"),
+            *("/v1/completions?x=1", model),
         )
     )
 
@@ -62,7 +64,7 @@ def test_usage_wins_over_the_engines_counts() -> None:
 
 
 def test_a_line_that_knows_nothing_is_a_record_too() -> None:
-    record = decode("\t".join(["0.5", "NotSet", "0", *["-"] * 15]))
+    record = decode("\t".join(["0.5", *["-"] * 7, "NotSet", "0", *["-"] * 8]))
     assert (record.model, record.replica, record.version, record.status) == ("", "", "", 0)
     assert record.prompt_tokens is record.completion_tokens is record.ttft_s is None
     assert record.duration_s == 0.0

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import select
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from tests.dataplane.envoy.harness import CHAT, LIMIT_S, Gateway, eventually, model
@@ -22,7 +26,14 @@ from tests.dataplane.envoy.upstream import (
 )
 
 from preheat.dataplane.envoy import listeners
-from preheat.dataplane.envoy.records import RecordStream, RequestRecord
+from preheat.dataplane.envoy.records import (
+    LINE_END,
+    LINE_MAX_BYTES,
+    MODEL_MAX_BYTES,
+    RecordPipe,
+    RecordStream,
+    RequestRecord,
+)
 
 # Between an event and the clock being read.
 SLACK_S = 0.002
@@ -240,16 +251,68 @@ def test_a_consumer_that_stalls_does_not_hold_requests_up_and_gets_its_records_l
     def stall(_: RequestRecord) -> None:
         go_on.wait(LIMIT_S)
 
-    gateway.on_record = stall
+    gateway.records.on_record = stall
     gateway.publish(model("m", engine))
     count = 300
+    with gateway.paths.records_pipe.open("r+b", buffering=0) as pipe:
+        size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+        # What Envoy has to keep for later is more than the pipe holds.
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
     try:
         for _ in range(count):
             assert gateway.ask().status == 200
         assert not go_on.is_set()
     finally:
         go_on.set()
+        with gateway.paths.records_pipe.open("r+b", buffering=0) as pipe:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
     assert len(gateway.records_where(lambda record: record.model == "m", count)) == count
+
+
+def test_records_of_a_time_without_a_reader_are_read_by_the_next_one(
+    gateway: Gateway, engine: Upstream
+) -> None:
+    gateway.publish(model("m", engine))
+    gateway.stop_reading()
+    try:
+        for _ in range(20):
+            assert gateway.ask().status == 200
+    finally:
+        gateway.start_reading()
+    assert len(gateway.records_where(lambda record: record.model == "m", 20)) == 20
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\tb\t200\tc", "\x00", "ÿ", "\u001e", "x" * 4000])
+def test_no_name_of_a_model_makes_more_or_less_than_one_record(gateway: Gateway, name: str) -> None:
+    gateway.publish(model("m"))
+    gateway.ask(name)
+    gateway.ask("m")
+    found = gateway.records_where(lambda record: record.path == CHAT, 2)
+    assert [record.model for record in found] == [name.strip("\x00")[:MODEL_MAX_BYTES], "m"]
+    assert gateway.records.dropped == 0
+
+
+def test_what_is_damaged_is_counted_and_costs_no_other_record(tmp_path: Path) -> None:
+    """An Envoy that is killed leaves half a line; the next one goes on behind it."""
+    line = "\t".join(["0.5", *["-"] * 7, "NotSet", "0", *["-"] * 8]).encode() + LINE_END
+    stream = RecordStream()
+    at = tmp_path / "pipe"
+    os.mkfifo(at)
+
+    async def read(*parts: bytes) -> None:
+        pipe = RecordPipe(at, stream)
+        with at.open("r+b", buffering=0) as writer:
+            for part in parts:
+                writer.write(part)
+            for _ in iter(lambda: bool(select.select([writer], [], [], 0)[0]), False):
+                await asyncio.sleep(0)
+        pipe.close()
+
+    asyncio.run(read(line, line[:9] + line, line, b"\x80rubbish" + LINE_END, line))
+    assert (stream.received, stream.dropped) == (5, 2)
+    assert len(stream.take()) == 3
+    asyncio.run(read(b"x" * LINE_MAX_BYTES, b"x" * LINE_MAX_BYTES, LINE_END, line))
+    assert (stream.received, stream.dropped) == (7, 3)
 
 
 def test_the_oldest_records_are_dropped_first_and_counted() -> None:
@@ -268,4 +331,4 @@ def test_the_oldest_records_are_dropped_first_and_counted() -> None:
 
 
 def test_only_the_owner_can_write_records(gateway: Gateway) -> None:
-    assert gateway.paths.records_socket.stat().st_mode & 0o777 == 0o600
+    assert gateway.paths.records_pipe.stat().st_mode & 0o777 == 0o600

@@ -19,7 +19,7 @@ from tests.dataplane.envoy.upstream import (
     stream,
 )
 
-from preheat.dataplane.envoy.usage import OPEN_MAX_BYTES
+from preheat.dataplane.envoy.usage import OBJECT_MAX_BYTES
 
 TOKENS = (event({"choices": [{"delta": {"content": "✅ é"}}]}), event({"choices": []}))
 STREAM = b"".join((*TOKENS, event({"choices": [], "usage": USAGE}), DONE))
@@ -122,7 +122,7 @@ def test_what_is_no_count_is_not_counted(gateway: Gateway, engine: Upstream, usa
 
 def test_an_object_that_does_not_end_is_not_waited_for(gateway: Gateway, engine: Upstream) -> None:
     gateway.publish(model("m", engine))
-    begin = b'data: {"usage": {"x": "' + b"y" * OPEN_MAX_BYTES
+    begin = b'data: {"usage": {"x": "' + b"y" * OBJECT_MAX_BYTES
     end = b'", "prompt_tokens": 7}}\n\n'
     assert received_in_pieces(gateway, engine, begin, end) == begin + end
     assert usage_seen(gateway, 1) == {(None, None)}

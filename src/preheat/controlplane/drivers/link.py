@@ -23,9 +23,16 @@ class SupervisorLink:
         return self._socket.fileno()
 
     def spawn(
-        self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        stdin: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        """Asks for a process; ``spawned`` or ``failed`` comes as a message.
+        """Asks for a process; ``spawned`` or ``failed`` comes as a message. ``stdin`` is opened for
+        reading and writing.
 
         Raises OSError if that cannot be asked for.
         """
@@ -36,6 +43,7 @@ class SupervisorLink:
                 "env": dict(env or {}),
                 "unset": self._withheld,
                 "log": str(log),
+                **({"stdin": str(stdin)} if stdin else {}),
             }
         )
 

@@ -133,9 +133,9 @@ def _serves(host: Json) -> bool:
     return bool(host["metadata"]["filter_metadata"]["envoy.lb"]["serving"] == "yes")
 
 
-def local_cluster(name: str, path: str, *, http2: bool) -> Json:
+def local_cluster(name: str, path: str) -> Json:
     """One of preheat's own servers on a Unix socket."""
-    protocol: Json = {"http2_protocol_options": {}} if http2 else {"http_protocol_options": {}}
+    protocol: Json = {"http_protocol_options": {}}
     host = {"endpoint": {"address": pipe(path)}}
     return {
         "name": name,

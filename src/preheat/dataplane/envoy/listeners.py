@@ -5,6 +5,8 @@ What does not belong here: the filters that look into requests (``filters.py``).
 
 from __future__ import annotations
 
+import base64
+
 from preheat.core.paths import Paths
 from preheat.dataplane.envoy.filters import public_filters, router
 from preheat.dataplane.envoy.parts import (
@@ -22,11 +24,7 @@ from preheat.dataplane.envoy.routing import Listener
 
 TCP_BACKLOG = 4096
 FAST_OPEN_QUEUE = 256
-RECORDS_BATCH_BYTES = 65_536
-RECORDS_FLUSH_S = 0.25
 RECORDS_PERIOD_S = 10
-# Batches that nobody takes are given up after this, so that they cannot pile up in Envoy.
-RECORDS_TIMEOUT_S = 5
 
 _MANAGER = "envoy.filters.network.http_connection_manager"
 
@@ -42,7 +40,7 @@ def public_listener(listener: Listener, paths: Paths) -> Json:
     }
     manager: Json = {
         **_http_manager("public", paths, public_filters(listener)),
-        "access_log": [_records_log()],
+        "access_log": [_records_log(paths)],
         "access_log_options": {"access_log_flush_interval": f"{RECORDS_PERIOD_S}s"},
         "local_reply_config": local_replies(),
         "early_header_mutation_extensions": [_without_internal_headers()],
@@ -133,24 +131,14 @@ def _tls(listener: Listener) -> Json:
     }
 
 
-def _records_log() -> Json:
+def _records_log(paths: Paths) -> Json:
     """One line for each request to ``records.py``."""
-    kind = "envoy.extensions.access_loggers.open_telemetry.v3.OpenTelemetryAccessLogConfig"
+    line = base64.b64encode(LINE_FORMAT).decode()
     return {
-        "name": "envoy.access_loggers.open_telemetry",
+        "name": "envoy.access_loggers.file",
         "typed_config": {
-            "@type": TYPE + kind,
-            "common_config": {
-                "log_name": "requests",
-                "transport_api_version": "V3",
-                "grpc_service": {
-                    "envoy_grpc": {"cluster_name": "records"},
-                    "timeout": f"{RECORDS_TIMEOUT_S}s",
-                },
-                "buffer_size_bytes": RECORDS_BATCH_BYTES,
-                "buffer_flush_interval": f"{RECORDS_FLUSH_S}s",
-            },
-            "disable_builtin_labels": True,
-            "body": {"string_value": LINE_FORMAT},
+            "@type": TYPE + "envoy.extensions.access_loggers.file.v3.FileAccessLog",
+            "path": str(paths.records_pipe),
+            "log_format": {"text_format_source": {"inline_bytes": line}},
         },
     }

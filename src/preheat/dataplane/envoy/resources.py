@@ -50,7 +50,7 @@ def resources(table: RoutingTable, paths: Paths) -> Resources:
 
 
 def bootstrap(paths: Paths, *, max_connections: int) -> Json:
-    """What Envoy starts with: admin socket, the two local clusters and where to watch for the rest.
+    """What Envoy starts with: admin socket, the control plane and where to watch for the rest.
 
     ``max_connections`` bounds all listeners together (descriptors: a proxied connection takes two).
     """
@@ -67,8 +67,7 @@ def bootstrap(paths: Paths, *, max_connections: int) -> Json:
         },
         "static_resources": {
             "clusters": [
-                local_cluster("records", str(paths.records_socket), http2=True),
-                local_cluster("controlplane", str(paths.admin_socket), http2=False),
+                local_cluster("controlplane", str(paths.admin_socket)),
             ]
         },
         "layered_runtime": {"layers": [{"name": "preheat", "static_layer": _RUNTIME}]},
