@@ -1,15 +1,15 @@
 """The first milliseconds of the control plane: what a start waits for, before anything heavy is
 imported.
 
-The spec is read, agents are asked for whose weights are at hand, and Envoy; ``runtime.py`` goes on
-from there. What does not belong here: whatever can wait until the engine is loading.
+The spec is read, and agents are asked for whose weights are at hand; ``runtime.py`` goes on from
+there. What does not belong here: whatever can wait until the engine is loading.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import time
-from typing import TYPE_CHECKING
+from importlib import import_module
 
 import msgspec
 
@@ -24,10 +24,8 @@ from preheat.core.coldstart import Recorder
 from preheat.core.paths import Paths, default_paths
 from preheat.core.spec.load import resolve_target
 from preheat.core.spec.schema import Spec
+from preheat.core.yielding import yielding
 from preheat.replica.engines.plan import usable_cores
-
-if TYPE_CHECKING:
-    from preheat.controlplane.gateway import Gateway
 
 GIVE_WAY_S = 0.15
 GIVE_WAY_LOOK_S = 0.005
@@ -54,7 +52,6 @@ class Boot(msgspec.Struct, frozen=True):
     link: SupervisorLink
     fleet: Fleet
     driver: LocalDriver
-    gateway: Gateway
     notices: Notices
     recorder: Recorder
     spawned_s: float
@@ -77,30 +74,26 @@ def boot(orders: Orders, started_s: float) -> Boot:
         fleet = Fleet.from_spec(spec, listener, now_s=time.monotonic(), unix_s=time.time())
         driver = LocalDriver(paths, link, drain_timeout_s=spec.limits.drain_timeout_s)
         to_fetch = _first_launches(fleet, driver)
-    launched_s = recorder.now_s()
-    recorder.add("controlplane", started_s, launched_s)
-    _give_way(fleet)
-    from preheat.controlplane.gateway import Gateway
-
-    gateway = Gateway(paths, link)
-    gateway.start()
-    recorder.add("controlplane.gateway", launched_s, recorder.now_s(), track="controlplane")
+    recorder.add("controlplane", started_s, recorder.now_s())
     notices = Notices(paths.logs, as_json=orders.log_json)
     what = orders.target or ", ".join(model.name for model in spec.models)
     notices.say(f"preheat {__version__}: bringing {what} up", event="starting")
-    return Boot(paths, link, fleet, driver, gateway, notices, recorder, orders.spawned_s, to_fetch)
+    return Boot(paths, link, fleet, driver, notices, recorder, orders.spawned_s, to_fetch)
 
 
-def _give_way(fleet: Fleet) -> None:
+def import_the_rest(boot: Boot) -> None:
     """Where cores are few, agents that were launched get them first: they hash, their engines
-    import, and the first token waits for that. What comes next here takes as long and is needed
-    only when an engine is up. An agent's socket appears when the worst is over."""
-    deadline_s = time.monotonic() + GIVE_WAY_S
-    sockets = [start.agent_socket for start in fleet.starts()]
-    if usable_cores() >= ENOUGH_CORES:
-        return
-    while any(not s.exists() for s in sockets) and time.monotonic() < deadline_s:
-        time.sleep(GIVE_WAY_LOOK_S)
+    import, and the first token waits for that. What comes next here, Envoy's start included, takes
+    as long and is needed only when an engine is up. An agent's socket appears when the worst is
+    over."""
+    recorder = boot.recorder
+    begun_s = recorder.now_s()
+    yielding(lambda: import_module("preheat.controlplane.runtime"))
+    sockets = [start.agent_socket for start in boot.fleet.starts()]
+    if usable_cores() < ENOUGH_CORES:
+        while any(not s.exists() for s in sockets) and recorder.now_s() < begun_s + GIVE_WAY_S:
+            time.sleep(GIVE_WAY_LOOK_S)
+    recorder.add("controlplane.runtime", begun_s, recorder.now_s(), track="controlplane")
 
 
 def _spec(orders: Orders) -> Spec:

@@ -16,12 +16,13 @@ def main(**orders: Any) -> int:
     # The terminal's Ctrl-C is for the supervisor, and output from the background must not stop us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    from preheat.controlplane.boot import Orders, boot
+    from preheat.controlplane.boot import Orders, boot, import_the_rest
     from preheat.core.errors import PreheatError
 
     try:
         begun = boot(Orders(**orders), started_s)
-        # Only now: the agent and Envoy are on their way, and these imports take as long as theirs.
+        # Only now: the agents are on their way, and these imports take as long as theirs.
+        import_the_rest(begun)
         from preheat.controlplane.runtime import ControlPlane, run
 
         return run(ControlPlane(begun))

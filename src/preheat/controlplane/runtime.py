@@ -17,6 +17,7 @@ from preheat.controlplane.agents import Agents
 from preheat.controlplane.common import Common
 from preheat.controlplane.dependencies import Dependencies
 from preheat.controlplane.gateway import NAME as ENVOY
+from preheat.controlplane.gateway import Gateway
 from preheat.controlplane.launches import Launches
 from preheat.controlplane.replicas import Launch
 from preheat.controlplane.routing import Routing, log_tail
@@ -52,7 +53,7 @@ class ControlPlane:
     def __init__(self, boot: Boot) -> None:
         self.paths = boot.paths
         self.fleet = boot.fleet
-        self.gateway = boot.gateway
+        self.gateway = Gateway(boot.paths, boot.link)
         self.records = RecordStream()
         self._boot = boot
         self._link = boot.link
@@ -112,6 +113,7 @@ class ControlPlane:
         from preheat.controlplane import api
         from preheat.dataplane.envoy import records
 
+        self.gateway.start()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.order_stop)
         loop.add_reader(self._link.fileno(), self._hear)

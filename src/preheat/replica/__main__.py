@@ -11,8 +11,10 @@ import json
 import signal
 import sys
 import time
+from importlib import import_module
 
 from preheat.core.spawn import become_subreaper
+from preheat.core.yielding import yielding
 from preheat.replica.begun import Begun
 
 STARTED_S = time.monotonic()
@@ -33,6 +35,7 @@ def main() -> int:
     begun.wait_for_weights(HASH_PATIENCE_S)
     # asyncio does without it, and nothing here speaks TLS: 6 ms and the mapping of OpenSSL.
     sys.modules["ssl"] = None  # type: ignore[assignment]
+    yielding(lambda: import_module("preheat.replica.agent"))
     from preheat.replica.agent import run
 
     return run(plan_file, begun, STARTED_S)
