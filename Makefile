@@ -12,6 +12,8 @@ ARGS  ?=
 # Each is a program: without arguments it writes its generated document, with --check it compares.
 DOCUMENTS := preheat.core.spec.document preheat.replica.document preheat.controlplane.document
 BENCHES   := start gateway
+# Compiled when preheat is installed.
+FILTER    := hatch_build.py src/preheat/dataplane/envoy/native/usage.c
 
 SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory --no-builtin-rules
@@ -83,13 +85,13 @@ $(VENV)/.made:
 	touch $@
 
 # Source files are compiled here too, for machines where Python may not do it on its own.
-$(VENV)/.serve: $(VENV)/.made requirements.lock pyproject.toml
+$(VENV)/.serve: $(VENV)/.made requirements.lock pyproject.toml $(FILTER)
 	@$(FETCH) -r requirements.lock
 	@$(SELF)
 	@$(PY) -m compileall -q src
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.made requirements-dev.lock pyproject.toml
+$(VENV)/.dev: $(VENV)/.made requirements-dev.lock pyproject.toml $(FILTER)
 	@$(FETCH) -r requirements-dev.lock
 	@$(SELF)
 	@touch $@

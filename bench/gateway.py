@@ -1,9 +1,10 @@
 """preheat's gateway, a direct connection, vllm-router and litellm, before the same stub upstream.
 
 Each round puts three loads on each subject, in rotated order: 64 unary connections, 200 streams
-that stay open, 1,000 requests at once. What is compared are rounds, paired; the direct connection
-is the physical limit. Everything runs on the loopback address of one machine, so client, gateway
-and upstream share its cores: ratios mean something, absolute numbers only here.
+that stay open, 1,000 requests at once. Subjects are started anew every second round. What is
+compared are rounds, paired; the direct connection is the physical limit. Everything runs on the
+loopback address of one machine, so client, gateway and upstream share its cores: ratios mean
+something, absolute numbers only here.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ PARALLEL = 1000
 TIMEOUT_MS = 120_000
 SLOW_UNARY_REQUESTS = 192
 SLOW_EVERY_ROUNDS = 4
+# Two processes of the same program differ by up to a fifth, for as long as they live (where their
+# memory lies): so each is started anew after so many rounds.
+INSTANCE_ROUNDS = 2
 RECORDS_LOG = "records.log"
 CONSUMER = Path(__file__).resolve().with_name("records_consumer.py")
 
@@ -79,7 +83,7 @@ def preheat_gateway(directory: Path, upstream: Stub) -> Subject:
     """preheat's own Envoy with its own configuration and records, before the stub's Unix socket."""
     from preheat.controlplane.gateway import RECORDS_FLUSH_MS
     from preheat.core.paths import Paths
-    from preheat.dataplane.envoy.binary import envoy_binary
+    from preheat.dataplane.envoy.binary import environment, envoy_binary
     from preheat.dataplane.envoy.publish import Publisher, write_initial
     from preheat.dataplane.envoy.resources import bootstrap, resources
     from preheat.dataplane.envoy.routing import (
@@ -99,18 +103,16 @@ def preheat_gateway(directory: Path, upstream: Stub) -> Subject:
     stub = Endpoint("bench@1", upstream.socket, upstream.socket, serving=True)
     version = VersionRoute("v1", 100, (stub,), max_connections=4096)
     table = RoutingTable(Listener("127.0.0.1", port), (ModelRoute("bench", (version,)),))
-    consumer = Process(
-        [sys.executable, str(CONSUMER), str(paths.records_pipe)], log=directory / RECORDS_LOG
-    )
     argv = [str(envoy_binary()), "-c", str(config), "--use-dynamic-base-id"]
     argv += ["--reject-unknown-dynamic-fields", "--log-level", "warning"]
     argv += ["--concurrency", str(len(os.sched_getaffinity(0)))]
     argv += ["--file-flush-interval-msec", str(RECORDS_FLUSH_MS)]
-    envoy = Process(argv, log=directory / "envoy.log")
-    subject = Subject("preheat", port, (envoy, consumer))
+    argv = [sys.executable, str(CONSUMER), str(paths.records_pipe), *argv]
+    gateway = Process(argv, log=directory / RECORDS_LOG, env=environment())
+    subject = Subject("preheat", port, (gateway,))
     try:
         asyncio.run(Publisher(paths).publish(resources(table, paths)))
-        wait_until(lambda: answers(port, peers.PROBE), "Envoy", process=envoy, limit_s=30)
+        wait_until(lambda: answers(port, peers.PROBE), "Envoy", process=gateway, limit_s=30)
     except BaseException:
         _stop(subject)
         raise
@@ -123,10 +125,12 @@ def _stop(subject: Subject) -> None:
 
 
 @contextmanager
-def running_subjects(directory: Path, stub: Stub, *, litellm: bool) -> Iterator[list[Subject]]:
-    """All subjects, started and answering; stopped at the end."""
+def running_subjects(
+    directory: Path, stub: Stub, *, started: Sequence[Subject] = ()
+) -> Iterator[list[Subject]]:
+    """All subjects, started (unless they run already) and answering; stopped at the end."""
     with ExitStack() as stack:
-        subjects = [Subject("direct", stub.port, ())]
+        subjects = [Subject("direct", stub.port, ()), *started]
 
         def add(subject: Subject) -> None:
             stack.callback(_stop, subject)
@@ -135,11 +139,19 @@ def running_subjects(directory: Path, stub: Stub, *, litellm: bool) -> Iterator[
         add(preheat_gateway(directory, stub))
         process, port = peers.start_vllm_router(directory, stub.port)
         add(Subject("vllm-router", port, (process,)))
-        if litellm:
-            key = f"sk-{secrets.token_hex(16)}"
-            process, port = peers.start_litellm(directory, stub.port, key=key)
-            add(Subject("litellm", port, (process,), key=key, slow=True))
         yield subjects
+
+
+@contextmanager
+def running_litellm(directory: Path, stub: Stub) -> Iterator[list[Subject]]:
+    """It takes many seconds to start, and what it differs by is far beyond what luck does."""
+    key = f"sk-{secrets.token_hex(16)}"
+    process, port = peers.start_litellm(directory, stub.port, key=key)
+    subject = Subject("litellm", port, (process,), key=key, slow=True)
+    try:
+        yield [subject]
+    finally:
+        _stop(subject)
 
 
 # ── loads ───────────────────────────────────────────────────────────────────────────────────────
@@ -210,11 +222,11 @@ def measure(
 
 
 def run_rounds(
-    subjects: Sequence[Subject], stub: Stub, *, rounds: int, duration_ms: int
+    subjects: Sequence[Subject], stub: Stub, *, numbers: range, rounds: int, duration_ms: int
 ) -> list[Measurement]:
     """All loads on all subjects, round by round; the order rotates, so none is always first."""
     measurements = []
-    for number in range(rounds):
+    for number in numbers:
         shift = number % len(subjects)
         for load in LOADS:
             for subject in (*subjects[shift:], *subjects[:shift]):
@@ -313,9 +325,9 @@ def tables(measurements: Sequence[Measurement], ratios: Mapping[str, float | Int
 
 def main() -> None:
     parser = options("Compares preheat's gateway with its peers.")
-    parser.add_argument("--rounds", type=int, help="rounds (default: 12; with --quick 2)")
+    parser.add_argument("--rounds", type=int, help="rounds (default: 16; with --quick 2)")
     arguments = parser.parse_args()
-    rounds = arguments.rounds or (2 if arguments.quick else 12)
+    rounds = arguments.rounds or (2 if arguments.quick else 16)
     # Many short rounds: a machine's drift then falls on all subjects alike.
     duration_ms = 700 if arguments.quick else 1200
     # Its environment takes a minute to make: not for a quick look.
@@ -323,9 +335,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="preheat-bench-") as name:
         directory = Path(name)
         stub = start_stub(directory, chunks=STREAM_CHUNKS, interval_ms=STREAM_INTERVAL_MS)
-        with stub.process, running_subjects(directory, stub, litellm=litellm) as subjects:
-            measurements = run_rounds(subjects, stub, rounds=rounds, duration_ms=duration_ms)
-        check_records(directory, measurements)
+        with stub.process, ExitStack() as stack:
+            slow = stack.enter_context(running_litellm(directory, stub)) if litellm else []
+            measurements = []
+            for first in range(0, rounds, INSTANCE_ROUNDS):
+                instance = directory / str(first)
+                instance.mkdir()
+                numbers = range(first, min(first + INSTANCE_ROUNDS, rounds))
+                with running_subjects(instance, stub, started=slow) as subjects:
+                    seen = run_rounds(
+                        subjects, stub, numbers=numbers, rounds=rounds, duration_ms=duration_ms
+                    )
+                check_records(instance, seen)
+                measurements += seen
     ratios = ratios_of(measurements)
     print(tables(measurements, ratios))
     write_result(arguments.json, ratios=ratios, runs=[asdict(m) for m in measurements])

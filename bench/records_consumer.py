@@ -1,15 +1,14 @@
-"""Receives the records of preheat's Envoy, as the control plane does, in a process of its own.
+"""Runs preheat's Envoy and receives its records beside it, as the control plane does.
 
-Stands beside Envoy in ``gateway.py``, so that what records cost is counted with the gateway.
-Prints how many records it received when it is ended.
-usage: records_consumer.py SOCKET
+Both are in one session, as under preheat: only there do priorities between them count. So what
+records cost is counted with the gateway. Prints how many records it received when it is ended.
+usage: records_consumer.py PIPE ENVOY ARGUMENT…
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,18 +17,21 @@ from preheat.dataplane.envoy.records import RecordPipe, RecordStream
 TAKE_EVERY_S = 0.25
 
 
-async def consume(path: Path) -> None:
+def main() -> None:
+    path, *argv = sys.argv[1:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     stream = RecordStream()
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    pipe = RecordPipe(path, stream)
-    while not ended.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), TAKE_EVERY_S)
-        stream.take()
+    pipe = RecordPipe(Path(path), stream)
+    with (
+        Path(path).open("r+b", buffering=0) as stdin,
+        subprocess.Popen(argv, stdin=stdin, restore_signals=True) as envoy,
+    ):
+        while signal.sigtimedwait((signal.SIGTERM,), TAKE_EVERY_S) is None:
+            stream.take()
+        envoy.kill()
     pipe.close()
     print(stream.received)
 
 
 if __name__ == "__main__":
-    asyncio.run(consume(Path(sys.argv[1])))
+    main()

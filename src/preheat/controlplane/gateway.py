@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from preheat.controlplane.drivers.link import SupervisorLink
 from preheat.core.paths import Paths
-from preheat.dataplane.envoy.binary import envoy_binary
+from preheat.dataplane.envoy.binary import environment, envoy_binary
 from preheat.dataplane.envoy.publish import write_initial
 from preheat.dataplane.envoy.resources import bootstrap
 from preheat.replica.engines.plan import usable_cores
@@ -83,6 +83,7 @@ class Gateway:
             NAME,
             (str(binary), *flags),
             log=self._paths.logs / "envoy.log",
+            env=environment(),
             # A pipe that nobody reads cannot be opened for writing alone: Envoy reads it too.
             stdin=self._paths.records_pipe,
         )

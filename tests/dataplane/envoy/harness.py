@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -27,7 +28,7 @@ from preheat.controlplane.gateway import RECORDS_FLUSH_MS
 from preheat.core import localhttp
 from preheat.core.paths import Paths
 from preheat.dataplane.envoy import records
-from preheat.dataplane.envoy.binary import envoy_binary
+from preheat.dataplane.envoy.binary import environment, envoy_binary
 from preheat.dataplane.envoy.publish import Publisher, write_initial
 from preheat.dataplane.envoy.resources import bootstrap, resources
 from preheat.dataplane.envoy.routing import Listener, ModelRoute, RoutingTable, VersionRoute
@@ -103,7 +104,9 @@ class EnvoyProcess:
         argv += ["--component-log-level", "misc:error"]
         argv += ["--file-flush-interval-msec", str(RECORDS_FLUSH_MS)]
         with self.log.open("ab") as log, paths.records_pipe.open("r+b", buffering=0) as pipe:
-            self.process = subprocess.Popen(argv, stdin=pipe, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                argv, stdin=pipe, stdout=log, stderr=log, env={**os.environ, **environment()}
+            )
 
     @property
     def pid(self) -> int:
@@ -148,29 +151,20 @@ class Gateway:
         self.port = 0
         self.records = Records()
         self.since_unix_s = 0.0
-        # Of its own, so that a test can stall it.
-        self._records_loop = LoopThread()
         self.start_reading()
         write_initial(paths)
         self.envoy = EnvoyProcess(paths)
         self.publisher = Publisher(paths, log_tail=self.envoy.log_tail)
 
     def start_reading(self) -> None:
-        async def begin() -> records.RecordPipe:
-            return records.RecordPipe(self.paths.records_pipe, self.records)
-
-        self._records_pipe = self._records_loop.run(begin())
+        self._records_pipe = records.RecordPipe(self.paths.records_pipe, self.records)
 
     def stop_reading(self) -> None:
-        async def end() -> None:
-            self._records_pipe.close()
-
-        self._records_loop.run(end())
+        self._records_pipe.close()
 
     def stop(self) -> None:
         self.envoy.stop()
         self.stop_reading()
-        self._records_loop.stop()
 
     def records_where(
         self, wanted: Callable[[records.RequestRecord], bool], count: int = 1

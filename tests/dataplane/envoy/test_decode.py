@@ -18,8 +18,7 @@ def entry(
     **counts: Any,
 ) -> str:
     """A line as Envoy writes it."""
-    names = [name for _, names in COUNTS for name in names]
-    noted = " ".join(str(counts.get(name, "")) for name in names) if counts else "-"
+    noted = " ".join(str(counts.get(name, "")) for name in COUNTS) if counts else "-"
     times = ("1767323045.250000", "125", "125000", "1500", "8000")
     return "\t".join(
         (

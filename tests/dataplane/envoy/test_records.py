@@ -299,19 +299,18 @@ def test_what_is_damaged_is_counted_and_costs_no_other_record(tmp_path: Path) ->
     at = tmp_path / "pipe"
     os.mkfifo(at)
 
-    async def read(*parts: bytes) -> None:
+    def read(*parts: bytes) -> None:
         pipe = RecordPipe(at, stream)
         with at.open("r+b", buffering=0) as writer:
             for part in parts:
                 writer.write(part)
-            for _ in iter(lambda: bool(select.select([writer], [], [], 0)[0]), False):
-                await asyncio.sleep(0)
+            eventually(lambda: not select.select([writer], [], [], 0)[0])
         pipe.close()
 
-    asyncio.run(read(line, line[:9] + line, line, b"\x80rubbish" + LINE_END, line))
+    read(line, line[:9] + line, line, b"\x80rubbish" + LINE_END, line)
     assert (stream.received, stream.dropped) == (5, 2)
     assert len(stream.take()) == 3
-    asyncio.run(read(b"x" * LINE_MAX_BYTES, b"x" * LINE_MAX_BYTES, LINE_END, line))
+    read(b"x" * LINE_MAX_BYTES, b"x" * LINE_MAX_BYTES, LINE_END, line)
     assert (stream.received, stream.dropped) == (7, 3)
 
 

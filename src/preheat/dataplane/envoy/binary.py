@@ -1,4 +1,4 @@
-"""Finds the Envoy binary. Starting it belongs to the supervisor."""
+"""Finds the Envoy binary and the filter that it loads. Starting it belongs to the supervisor."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ import sys
 from pathlib import Path
 
 from preheat.core.errors import GatewayError
+
+_NATIVE = Path(__file__).with_name("native")
+
+
+def environment() -> dict[str, str]:
+    """What Envoy's process needs in its environment. Raises GatewayError if the filter was not
+    compiled."""
+    if not (_NATIVE / "libpreheat_usage.so").exists():
+        raise GatewayError(
+            "the filter that counts tokens in the gateway was not compiled",
+            advice="run `make serve`, or `pip install` preheat anew; a source tree that is not "
+            "installed needs `python hatch_build.py`",
+        )
+    return {"ENVOY_DYNAMIC_MODULES_SEARCH_PATH": str(_NATIVE)}
 
 
 def envoy_binary() -> Path:
