@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from tests.controlplane.samples import fleet
+from tests.controlplane.samples import fleet, one_model
 
 from preheat.acceleration.weights.located import Located, Progress
 from preheat.controlplane.agents import Agents
@@ -178,3 +178,19 @@ class Agent:
             self._changed.notify_all()
         assert self._server is not None
         self._server.close()
+
+
+Scenario = Callable[[House], Coroutine[Any, Any, None]]
+
+
+def play_in(directory: Path, scenario: Scenario, **options: Any) -> House:
+    """Plays it in a loop of its own, with a spec of these options; nothing may fail silently."""
+
+    async def body() -> House:
+        house = House(directory, one_model(**options))
+        await scenario(house)
+        await house.tasks.cancel()
+        assert house.defects == []
+        return house
+
+    return asyncio.run(body())

@@ -3,36 +3,17 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from tests.controlplane.rooms import Agent, House
-from tests.controlplane.samples import one_model
 
 from preheat.controlplane.agents import EVICTED
 from preheat.controlplane.failures import Kind
 from preheat.controlplane.replicas import Heat, Kill, Stop
 from preheat.replica.lifecycle import State
 
-Scenario = Callable[[House], Coroutine[Any, Any, None]]
 UP = ("spawned", "weights verified", "heat ordered", "engine up", "warmed up", "proven")
-
-
-@pytest.fixture
-def play(short_dir: Path) -> Callable[..., House]:
-    def run(scenario: Scenario, **options: Any) -> House:
-        async def body() -> House:
-            house = House(short_dir, one_model(**options))
-            await scenario(house)
-            await house.tasks.cancel()
-            assert house.defects == []
-            return house
-
-        return asyncio.run(body())
-
-    return run
 
 
 def test_what_an_agent_tells_reaches_the_fleet(play: Callable[..., House]) -> None:

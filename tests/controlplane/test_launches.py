@@ -1,34 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from tests.controlplane.rooms import House
+from tests.controlplane.rooms import House, Scenario
 
 from preheat.acceleration.weights.located import Progress, UnusableSourceError
 from preheat.controlplane.failures import Kind
 from preheat.controlplane.launches import progress_text
 from preheat.core.errors import SourceError, SpecError
-
-Scenario = Callable[[House], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture
-def play(short_dir: Path) -> Callable[[Scenario], House]:
-    def run(scenario: Scenario) -> House:
-        async def body() -> House:
-            house = House(short_dir)
-            await scenario(house)
-            await house.tasks.cancel()
-            assert house.defects == []
-            return house
-
-        return asyncio.run(body())
-
-    return run
 
 
 def test_a_launch_makes_a_start(play: Callable[[Scenario], House]) -> None:

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.controlplane.rooms import House
+from tests.controlplane.rooms import House, Scenario
 
 from preheat.core import localhttp
 from preheat.core.coldstart import Phase, problems
@@ -15,23 +14,6 @@ from preheat.core.errors import PreheatError
 from preheat.core.traces import otel
 from preheat.core.traces.store import read_records
 from preheat.replica.lifecycle import State
-
-Scenario = Callable[[House], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture
-def play(short_dir: Path) -> Callable[[Scenario], House]:
-    def run(scenario: Scenario) -> House:
-        async def body() -> House:
-            house = House(short_dir)
-            await scenario(house)
-            await house.tasks.cancel()
-            assert house.defects == []
-            return house
-
-        return asyncio.run(body())
-
-    return run
 
 
 def proven(start_id: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.dataplane.envoy.harness import Gateway, LoopThread, short_paths
+from tests.dataplane.envoy.harness import Gateway, LoopThread, running_gateway
 from tests.dataplane.envoy.upstream import Script, Upstream
 
 _numbers = itertools.count(1)
@@ -20,12 +20,8 @@ def loop() -> Iterator[LoopThread]:
 
 @pytest.fixture(scope="session")
 def session_gateway(loop: LoopThread) -> Iterator[Gateway]:
-    with short_paths() as paths:
-        gateway = Gateway(loop, paths)
-        try:
-            yield gateway
-        finally:
-            gateway.stop()
+    with running_gateway(loop) as gateway:
+        yield gateway
 
 
 @pytest.fixture

@@ -132,6 +132,17 @@ def short_paths() -> Iterator[Paths]:
         shutil.rmtree(base)
 
 
+@contextlib.contextmanager
+def running_gateway(loop: LoopThread) -> Iterator[Gateway]:
+    """One with directories of its own."""
+    with short_paths() as paths:
+        gateway = Gateway(loop, paths)
+        try:
+            yield gateway
+        finally:
+            gateway.stop()
+
+
 class Records(records.RecordStream):
     on_record: Callable[[records.RequestRecord], None] | None = None
 

@@ -18,6 +18,7 @@ from tests.dataplane.envoy.harness import (
     LoopThread,
     eventually,
     model,
+    running_gateway,
     short_paths,
 )
 from tests.dataplane.envoy.upstream import Upstream
@@ -42,12 +43,8 @@ def versions_on_disk(gateway: Gateway) -> dict[str, str]:
 @pytest.fixture
 def own_gateway(loop: LoopThread) -> Iterator[Gateway]:
     """An Envoy that a test may stop."""
-    with short_paths() as paths:
-        gateway = Gateway(loop, paths)
-        try:
-            yield gateway
-        finally:
-            gateway.stop()
+    with running_gateway(loop) as gateway:
+        yield gateway
 
 
 # ── what is acknowledged ────────────────────────────────────────────────────────────────────────
