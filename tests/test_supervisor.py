@@ -16,15 +16,18 @@ from typing import Any
 
 import pytest
 
-from preheat.supervisor import MESSAGE_MAX_BYTES
+from preheat.supervisor import DEATHS_MAX, MESSAGE_MAX_BYTES
 
 SUPERVISOR = """
-import os, sys
+import json, os, sys
 from preheat.supervisor import Supervisor
 program = sys.argv[1:]
 
-def control_plane(fd):
+def control_plane(fd, running):
+    if "crash" in program and running is None:
+        raise RuntimeError("a defect")
     os.set_inheritable(fd, True)
+    os.environ["RUNNING"] = json.dumps(running)
     os.execv(sys.executable, [sys.executable, "-c", program[0], str(fd), *program[1:]])
 
 sys.exit(Supervisor().run(control_plane))
@@ -33,7 +36,8 @@ sys.exit(Supervisor().run(control_plane))
 RELAY = """
 import json, os, select, signal, socket, sys
 link = socket.socket(fileno=int(sys.argv[1]))
-print(json.dumps({"control plane": os.getpid()}), flush=True)
+told = {"control plane": os.getpid(), "running": json.loads(os.environ["RUNNING"])}
+print(json.dumps(told), flush=True)
 rest = b""
 while True:
     for ready in select.select([link, 0], [], [])[0]:
@@ -99,8 +103,10 @@ class Run:
             else None,
         )
         self._rest = b""
-        self.control_plane: int = self.hear()["control plane"]
-        self.pids = [self.control_plane]
+        self.pids: list[int] = []
+        self.running: list[str] | None = None
+        """What the control plane was told that the one before it had left."""
+        self.hear_control_plane()
 
     def say(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -116,6 +122,13 @@ class Run:
             self._rest += chunk
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
+
+    def hear_control_plane(self) -> None:
+        """A control plane has begun."""
+        told = self.hear()
+        self.control_plane: int = told["control plane"]
+        self.running = told["running"]
+        self.pids.append(self.control_plane)
 
     def spawn(self, name: str, program: str, *arguments: str, **more: Any) -> int:
         argv = [sys.executable, "-c", program, *arguments]
@@ -283,13 +296,63 @@ def test_a_closing_terminal_does_not_end_what_was_started_with_nohup(
     assert "exited" in one.hear()
 
 
-def test_a_control_plane_that_is_killed_takes_everything_with_it(run: Callable[..., Run]) -> None:
+def test_a_control_plane_that_is_killed_is_followed_by_one_that_is_told_what_runs(
+    run: Callable[..., Run],
+) -> None:
+    one = run()
+    first = one.running
+    assert first is None
+    pids = [one.spawn(name, SLEEPER) for name in ("a", "b")]
+    one.spawn("over", "")
+    assert one.hear()["exited"] == "over"
+    for _ in range(3):
+        os.kill(one.control_plane, signal.SIGKILL)
+        one.hear_control_plane()
+        assert one.running == ["a", "b"]
+        assert all(alive(pid) for pid in pids)
+    one.say({"kill": "a", "signal": signal.SIGKILL})
+    assert one.hear() == {"exited": "a", "status": signal.SIGKILL}
+    one.say({"exit": 0})
+    code, said = one.ends()
+    assert code == 0
+    assert said.count("the control plane died (SIGKILL); it is started again") == 3
+
+
+def test_one_that_dies_again_and_again_ends_everything(run: Callable[..., Run]) -> None:
     one = run()
     one.spawn("sleeps", SLEEPER)
+    for _ in range(DEATHS_MAX - 1):
+        os.kill(one.control_plane, signal.SIGKILL)
+        one.hear_control_plane()
     os.kill(one.control_plane, signal.SIGKILL)
     code, said = one.ends()
     assert code == 70
-    assert said == "preheat: the control plane died (SIGKILL); all was stopped\n"
+    assert said.endswith(f"died (SIGKILL), {DEATHS_MAX} times in a row; all was stopped\n")
+
+
+def test_a_defect_is_shown_and_followed_by_another_control_plane(run: Callable[..., Run]) -> None:
+    one = run("crash")
+    assert one.running == []
+    one.say({"exit": 3})
+    code, said = one.ends()
+    assert code == 3
+    assert "RuntimeError: a defect" in said
+    assert "(a defect, see above); it is started again" in said
+
+
+def test_an_order_to_stop_reaches_the_next_control_plane_too(run: Callable[..., Run]) -> None:
+    one = run("obey")
+    os.kill(one.control_plane, signal.SIGSTOP)
+    one.process.send_signal(signal.SIGTERM)
+    os.kill(one.control_plane, signal.SIGKILL)
+    code, said = one.ends()
+    assert (code, said.endswith("all was stopped\n")) == (70, True)
+    other = run("obey")
+    os.kill(other.control_plane, signal.SIGKILL)
+    other.hear_control_plane()
+    other.process.send_signal(signal.SIGTERM)
+    assert other.hear() == {"order": "stop"}
+    assert other.ends()[0] == 0
 
 
 def test_a_killed_supervisor_takes_everything_with_it(run: Callable[..., Run]) -> None:

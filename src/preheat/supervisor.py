@@ -4,6 +4,9 @@ Small on purpose. It decides nothing: the control plane, its first child, asks o
 processes to be started or signalled and is told when one ends. Every child has a process group of
 its own and dies with the supervisor (parent-death signal); orphans below come to it (subreaper).
 
+A control plane that dies is started again at once, and told what runs: agents and Envoy go on
+meanwhile, for they need it for changes only. One that dies again and again ends everything.
+
 Messages (JSON, one per packet), from the control plane:
     {"spawn": NAME, "argv": […], "env": {…}, "unset": […], "log": FILE,
      "stdin": FILE, for reading and writing; none if left out}
@@ -22,18 +25,25 @@ import select
 import signal
 import socket
 import sys
+import time
 
-from preheat.core.spawn import become_subreaper, fork, kill_group, spawn
+from preheat.core.spawn import CRASHED, become_subreaper, fork, kill_group, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    ControlPlane = Callable[[int, tuple[str, ...] | None], int]
+
 CONTROL_PLANE = "preheat-control"
 MESSAGE_MAX_BYTES = 256 << 10
 EXIT_SECOND_SIGNAL = 130
 EXIT_CONTROL_PLANE_DIED = 70
+DEATHS_MAX = 5
+FIRST_PAUSE_S = 0.1
+# A control plane that lived so long was sound: its end begins no series.
+SOUND_S = 60.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -43,34 +53,77 @@ class Supervisor:
         self._stops = 0
         self._unsent: list[bytes] = []
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # A packet keeps its bounds, so no framing is needed.
-        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for side in (self._ours, self._theirs):
-            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_MAX_BYTES)
+        self._ours: socket.socket | None = None
+        """Our end of the socket to the control plane that lives now."""
 
-    def run(self, control_plane: Callable[[int], int]) -> int:
-        """Forks and runs ``control_plane(descriptor of its end of the socket)`` until it ends.
+    def run(self, control_plane: ControlPlane) -> int:
+        """Forks and runs ``control_plane(descriptor of its end of the socket, names of what the one
+        before left running)`` until it ends, and again when it dies; for the first there are none.
 
         It is a fork, not another program, because the first token waits for it: that saves an
         interpreter's start and what is imported here already. Returns its exit code; 130 when a
-        second stop signal ended everything at once; 70 when it died. Nothing of it lives then.
+        second stop signal ended everything at once; 70 when it died too often. Nothing of it lives
+        then.
         """
         become_subreaper()
         self._listen_to_signals()
+        deaths = 0
+        running: tuple[str, ...] | None = None
         try:
-            pid = fork(lambda: self._as_control_plane(control_plane), name=CONTROL_PLANE)
-            self._names[pid] = CONTROL_PLANE
-            self._theirs.close()
-            return self._loop(pid)
+            while True:
+                began_s = time.monotonic()
+                status = self._live(control_plane, running)
+                if status is None:
+                    return EXIT_SECOND_SIGNAL
+                code = os.waitstatus_to_exitcode(status)
+                if 0 <= code != CRASHED:
+                    return code
+                deaths = 1 if time.monotonic() - began_s >= SOUND_S else deaths + 1
+                if self._stops or deaths >= DEATHS_MAX:
+                    _say(f"{_how(code)}{_times(deaths)}; all was stopped")
+                    return EXIT_CONTROL_PLANE_DIED
+                _say(f"{_how(code)}; it is started again, what serves goes on serving")
+                if deaths > 1 and not self._pause(FIRST_PAUSE_S * 2**deaths):
+                    return EXIT_CONTROL_PLANE_DIED
+                running = tuple(self._names.values())
         finally:
             self._end_all()
 
-    def _as_control_plane(self, main: Callable[[int], int]) -> int:
-        """In the fork: it keeps nothing of ours but its end of the socket."""
-        self._ours.close()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
-        return main(self._theirs.detach())
+    def _live(self, control_plane: ControlPlane, running: tuple[str, ...] | None) -> int | None:
+        """A control plane's life; its status, or None when a second stop signal came."""
+        # A packet keeps its bounds, so no framing is needed.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for side in (ours, theirs):
+            side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_MAX_BYTES)
+
+        def main() -> int:
+            """In the fork: it keeps nothing of ours but its end of the socket."""
+            ours.close()
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+            return control_plane(theirs.detach(), running)
+
+        pid = fork(main, name=CONTROL_PLANE)
+        self._names[pid] = CONTROL_PLANE
+        theirs.close()
+        self._ours = ours
+        self._unsent.clear()
+        try:
+            return self._loop(pid, ours)
+        finally:
+            self._ours = None
+            ours.close()
+
+    def _pause(self, pause_s: float) -> bool:
+        """Waits, and goes on collecting what ends; False when a stop signal came."""
+        end_s = time.monotonic() + pause_s
+        poll = select.poll()
+        poll.register(self._wake_r, select.POLLIN)
+        while (left_s := end_s - time.monotonic()) > 0 and not self._stops:
+            if poll.poll(left_s * 1000):
+                self._drain_wakeups()
+            self._reap(0)
+        return not self._stops
 
     def _listen_to_signals(self) -> None:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
@@ -87,40 +140,43 @@ class Supervisor:
             # The kernel and the shell both send it when a terminal goes: never a second order.
             self._stops = max(1, self._stops)
 
-    def _loop(self, control_plane: int) -> int:
+    def _drain_wakeups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_r, 4096)
+
+    def _loop(self, control_plane: int, ours: socket.socket) -> int | None:
         poll = select.poll()
         poll.register(self._wake_r, select.POLLIN)
         connected = True
         told = 0
         while True:
-            if connected:
-                writing = select.POLLOUT if self._unsent else 0
-                poll.register(self._ours, select.POLLIN | writing)
-            ready = {fd for fd, _ in poll.poll()}
-            if self._wake_r in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_r, 4096)
             if self._stops > 1:
-                return EXIT_SECOND_SIGNAL
+                return None
             if self._stops > told:
                 told = self._stops
                 self._tell({"order": "stop"})
-            if self._ours.fileno() in ready:
+            if connected:
+                writing = select.POLLOUT if self._unsent else 0
+                poll.register(ours, select.POLLIN | writing)
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wake_r in ready:
+                self._drain_wakeups()
+            if ours.fileno() in ready:
                 self._flush()
-                connected = self._hear()
+                connected = self._hear(ours)
                 if not connected:
                     # It is ending, and SIGCHLD comes.
-                    poll.unregister(self._ours)
+                    poll.unregister(ours)
             status = self._reap(control_plane)
             if status is not None:
-                return self._verdict(status)
+                return status
 
     # ── the control plane ──
 
-    def _hear(self) -> bool:
+    def _hear(self, ours: socket.socket) -> bool:
         """Obeys the next message, if there is one; False when the other end is closed."""
         try:
-            packet = self._ours.recv(MESSAGE_MAX_BYTES, socket.MSG_DONTWAIT)
+            packet = ours.recv(MESSAGE_MAX_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except ConnectionResetError:
@@ -136,7 +192,7 @@ class Supervisor:
         self._flush()
 
     def _flush(self) -> None:
-        while self._unsent:
+        while self._unsent and self._ours is not None:
             try:
                 self._ours.send(self._unsent[0], socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -180,15 +236,6 @@ class Supervisor:
         self._names[pid] = name
         self._tell({"spawned": name, "pid": pid})
 
-    def _verdict(self, status: int) -> int:
-        code = os.waitstatus_to_exitcode(status)
-        if code >= 0:
-            return code
-        how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        with contextlib.suppress(OSError):
-            print(f"preheat: the control plane died ({how}); all was stopped", file=sys.stderr)
-        return EXIT_CONTROL_PLANE_DIED
-
     # ── the others ──
 
     def _reap(self, control_plane: int) -> int | None:
@@ -226,3 +273,18 @@ class Supervisor:
 def _children() -> list[int]:
     with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123
         return [int(pid) for pid in file.read().split()]
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"preheat: the control plane died ({text}", file=sys.stderr, flush=True)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return "a defect, see above)"
+    return f"{signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'})"
+
+
+def _times(deaths: int) -> str:
+    return f", {deaths} times in a row" if deaths > 1 else ""

@@ -32,8 +32,8 @@ def supervised(
     told: list[dict[str, Any]] = []
 
     class Supervisor:
-        def run(self, control_plane: Callable[[int], int]) -> int:
-            control_plane(5)
+        def run(self, control_plane: Callable[[int, None], int]) -> int:
+            control_plane(5, None)
             return run(default_paths())
 
     monkeypatch.setattr("preheat.supervisor.Supervisor", Supervisor)

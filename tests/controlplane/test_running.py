@@ -20,6 +20,7 @@ import pytest
 from tests.acceleration.weights.samples import Index, gguf, make_wheel, sha256
 from tests.system.served import MODEL, Served, processes_with, wait_until
 
+EXAMPLE = Path(__file__).parents[2] / "examples/01-default/preheat.yaml"
 MODELS = "models:\n  - name: m\n    versions:\n      - source: {{uri: {uri}}}\n"
 
 
@@ -260,7 +261,7 @@ def files_with(secret: str, *directories: Path) -> list[Path]:
     ]
 
 
-def test_keys_are_nowhere_but_where_envoy_reads_them(
+def test_keys_are_nowhere_but_in_files_that_go_with_the_process(
     serve: Callable[..., Served], spec: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "key").write_text(ANOTHER + "\n")
@@ -278,7 +279,11 @@ def test_keys_are_nowhere_but_where_envoy_reads_them(
     shown = preheat.cli("status", "--json").stdout + preheat.text()
     held = {file for s in (SECRET, ANOTHER) for file in files_with(s, preheat.root)}
     assert held, "the search finds nothing at all"
-    assert {file.parent.name for file in held} == {"xds"}
+    # What Envoy reads, and what another control plane would need to go on.
+    assert {str(file.relative_to(preheat.runtime)) for file in held} == {
+        "xds/lds.json",
+        "kept.json",
+    }
     assert {file.stat().st_mode & 0o777 for file in held} == {0o600}
     for pid in preheat.descendants():
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -348,12 +353,73 @@ def test_an_envoy_that_dies_again_and_again_comes_back(serve: Callable[..., Serv
     assert preheat.stop() == 0
 
 
-def test_a_killed_control_plane_ends_all_with_exit_code_70(serve: Callable[..., Served]) -> None:
-    preheat = serve().wait_ready()
-    os.kill(preheat.pid_of("preheat-control:"), signal.SIGKILL)
-    assert code_of(preheat) == 70
-    assert "the control plane died (SIGKILL)" in preheat.text()
-    assert preheat.descendants() == []
+def back(preheat: Served, before: int) -> bool:
+    """Whether there is another control plane, and it answers."""
+    with contextlib.suppress(AssertionError, OSError, ValueError):
+        return preheat.pid_of("preheat-control:") != before and bool(preheat.replica())
+    return False
+
+
+def more_than(answers: list[int], count: int) -> bool:
+    return len(answers) > count
+
+
+def kill_control_plane(preheat: Served) -> None:
+    before = preheat.pid_of("preheat-control:")
+    os.kill(before, signal.SIGKILL)
+    wait_until(functools.partial(back, preheat, before), "another control plane")
+
+
+def test_a_killed_control_plane_is_followed_by_one_that_takes_over(
+    serve: Callable[..., Served], tmp_path: Path
+) -> None:
+    spec = tmp_path / "preheat.yaml"
+    spec.write_text(EXAMPLE.read_text())
+    preheat = serve(spec).wait_ready()
+    place, envoy = preheat.replica(), preheat.pid_of("_bin/envoy")
+    # What it was started with goes on, whatever is written there now.
+    spec.write_text("models: nonsense")
+    statuses: list[int] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            statuses.append(preheat.chat()[0])
+
+    clients = [threading.Thread(target=ask) for _ in range(3)]
+    for client in clients:
+        client.start()
+    for _ in range(2):
+        kill_control_plane(preheat)
+        assert preheat.replica()["start_id"] == place["start_id"]
+        assert preheat.pid_of("_bin/envoy") == envoy
+        wait_until(functools.partial(more_than, statuses, len(statuses) + 3), "answers")
+    over.set()
+    for client in clients:
+        client.join()
+    assert set(statuses) == {200}
+    wait_until(
+        lambda: preheat.replica()["last_cold_start_s"] == place["last_cold_start_s"], "its record"
+    )
+    os.kill(preheat.pid_of("llamacpp_host"), signal.SIGKILL)
+    wait_until(
+        lambda: preheat.replica()["start_id"] not in (None, place["start_id"]), "another start"
+    )
+    wait_until(lambda: preheat.get("/ready")[0] == 200, "ready again")
+    assert preheat.chat()[0] == 200
+    assert preheat.stop() == 0
+    assert "Traceback" not in preheat.text()
+
+
+def test_a_start_goes_on_when_the_control_plane_dies_in_it(serve: Callable[..., Served]) -> None:
+    preheat = serve()
+    wait_until(lambda: bool(list(preheat.runtime.glob("r/*/agent.sock"))), "an agent")
+    kill_control_plane(preheat)
+    preheat.wait_ready()
+    assert preheat.replica()["start_id"].endswith("@1")
+    assert preheat.chat()[0] == 200
+    wait_until(lambda: preheat.replica()["last_cold_start_s"] is not None, "a record")
+    assert preheat.stop() == 0
 
 
 def test_a_control_plane_that_is_told_to_end_comes_down_in_order(

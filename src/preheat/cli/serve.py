@@ -28,7 +28,17 @@ Ctrl-C (or SIGTERM) takes readiness away, finishes what is in flight and leaves 
 a second one stops at once.
 """
 
-OURS = ("xds", "r", "envoy.json", "admin.sock", "envoy-admin.sock", "probe.sock", "records.pipe")
+OURS = (
+    "xds",
+    "r",
+    "envoy.json",
+    "admin.sock",
+    "envoy-admin.sock",
+    "probe.sock",
+    "records.pipe",
+    "kept.json",
+    "kept.tmp",
+)
 """What preheat puts into its runtime directory, beside ``lock``, and what is removed at the end."""
 
 
@@ -64,16 +74,17 @@ def run(args: argparse.Namespace) -> int:
     paths = default_paths()
     lock = _lock(paths)
 
-    def control_plane(descriptor: int) -> int:
+    def control_plane(descriptor: int, running: tuple[str, ...] | None) -> int:
         from preheat.controlplane.process import main
 
         return main(
             descriptor=descriptor,
+            running=running,
             target=args.target,
             port=args.port,
             log_json=args.log_json,
             insecure_listen=args.insecure_listen,
-            spawned_s=spawned_s,
+            spawned_s=spawned_s if running is None else time.monotonic(),
         )
 
     try:

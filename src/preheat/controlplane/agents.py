@@ -23,6 +23,7 @@ from preheat.core.errors import SourceError
 from preheat.replica.lifecycle import TERMINAL, Event
 
 if TYPE_CHECKING:
+    from preheat.controlplane.adoption import Adopted
     from preheat.controlplane.common import Common
     from preheat.controlplane.starts import Starts
 
@@ -50,6 +51,11 @@ class Agents:
 
     def follow(self, start: Start) -> None:
         self._followers[start.start_id] = self._tasks.errand(self._follow(start))
+
+    def adopt(self, adopted: Adopted) -> None:
+        """Follows a start from where the control plane before had come to, or its file has."""
+        self._heard[adopted.start.start_id] = len(adopted.events)
+        self.follow(adopted.start)
 
     # ── orders ──
 

@@ -8,6 +8,7 @@ there. What does not belong here: whatever can wait until the engine is loading.
 from __future__ import annotations
 
 import datetime as dt
+import signal
 import time
 from importlib import import_module
 
@@ -27,6 +28,10 @@ from preheat.core.spec.schema import Spec
 from preheat.core.yielding import yielding
 from preheat.replica.engines.plan import usable_cores
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from preheat.controlplane.adoption import Adopted, Kept
+
 GIVE_WAY_S = 0.15
 GIVE_WAY_LOOK_S = 0.005
 ENOUGH_CORES = 4
@@ -37,6 +42,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     descriptor: int
     """Our end of the supervisor's socket."""
+    running: tuple[str, ...] | None
+    """Names of what a control plane before this one has left running; None for the first one."""
     target: str | None
     port: int | None
     log_json: bool
@@ -57,6 +64,9 @@ class Boot(msgspec.Struct, frozen=True):
     spawned_s: float
     to_fetch: tuple[str, ...]
     """Replicas that are to be launched at once, but whose weights must be fetched first."""
+    running: tuple[str, ...] = ()
+    adopted: tuple[Adopted, ...] = ()
+    """Starts of the control plane before."""
 
 
 def boot(orders: Orders, started_s: float) -> Boot:
@@ -65,20 +75,59 @@ def boot(orders: Orders, started_s: float) -> Boot:
     recorder.add("process", orders.spawned_s, started_s)
     recorder.add("controlplane.imports", started_s, recorder.now_s())
     with recorder.phase("controlplane.spec"):
-        spec = _spec(orders)
-        listener = listener_from(spec, insecure=orders.insecure_listen)
         paths = default_paths()
+        left = _left_behind(orders, paths)
+        spec = _spec(orders) if left is None else left.spec
+        listener = (
+            listener_from(spec, insecure=orders.insecure_listen) if left is None else left.listener
+        )
     with recorder.phase("controlplane.launch"):
         withheld = [key.env for key in spec.api_keys if key.env is not None]
         link = SupervisorLink(orders.descriptor, withheld=withheld)
-        fleet = Fleet.from_spec(spec, listener, now_s=time.monotonic(), unix_s=time.time())
+        unix_s = time.time() if left is None else left.created_unix_s
+        fleet = Fleet.from_spec(spec, listener, now_s=time.monotonic(), unix_s=unix_s)
         driver = LocalDriver(paths, link, drain_timeout_s=spec.limits.drain_timeout_s)
+        adopted = _adopt(orders.running or (), fleet, driver, link, paths)
         to_fetch = _first_launches(fleet, driver)
     recorder.add("controlplane", started_s, recorder.now_s())
     notices = Notices(paths.logs, as_json=orders.log_json)
-    what = orders.target or ", ".join(model.name for model in spec.models)
-    notices.say(f"preheat {__version__}: bringing {what} up", event="starting")
-    return Boot(paths, link, fleet, driver, notices, recorder, orders.spawned_s, to_fetch)
+    if orders.running is not None:
+        went_on = ", ".join(one.start.start_id for one in adopted) or "no replica"
+        text = f"the control plane is back; {went_on} went on meanwhile"
+        notices.say(text, event="control plane back", adopted=len(adopted))
+    else:
+        what = orders.target or ", ".join(model.name for model in spec.models)
+        notices.say(f"preheat {__version__}: bringing {what} up", event="starting")
+    return Boot(
+        *(paths, link, fleet, driver, notices, recorder, orders.spawned_s, to_fetch),
+        *(orders.running or (), adopted),
+    )
+
+
+def _left_behind(orders: Orders, paths: Paths) -> Kept | None:
+    """What the control plane before this one has left, if there was one."""
+    if orders.running is None:
+        return None
+    from preheat.controlplane.adoption import kept
+
+    return kept(paths)
+
+
+def _adopt(
+    running: tuple[str, ...],
+    fleet: Fleet,
+    driver: LocalDriver,
+    link: SupervisorLink,
+    paths: Paths,
+) -> tuple[Adopted, ...]:
+    if not running:
+        return ()
+    from preheat.controlplane.adoption import adopt
+
+    adopted, surplus = adopt(running, fleet, driver, paths, now_s=time.monotonic())
+    for name in surplus:
+        link.kill(name, signal.SIGTERM)
+    return tuple(adopted)
 
 
 def import_the_rest(boot: Boot) -> None:

@@ -51,7 +51,7 @@ class Fleet:
         """Readiness is taken away and nothing new begins."""
         self.ending = False
         """Every start is to end."""
-        self._created_unix_s = created_unix_s
+        self.created_unix_s = created_unix_s
 
     @classmethod
     def from_spec(cls, spec: Spec, listener: Listener, *, now_s: float, unix_s: float) -> Fleet:
@@ -258,7 +258,7 @@ class Fleet:
             name=model.name,
             versions=tuple(self._version_route(model, version) for version in model.versions),
             embeddings=all(v.engine.embeddings for v in model.versions),
-            created_unix_s=self._created_unix_s,
+            created_unix_s=self.created_unix_s,
         )
 
     def _version_route(self, model: Model, version: Version) -> VersionRoute:

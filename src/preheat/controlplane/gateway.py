@@ -90,6 +90,11 @@ class Gateway:
         self._started_s = self._clock()
         self.alive = True
 
+    def adopt(self) -> None:
+        """It runs already: another control plane had asked for it."""
+        self._started_s = self._clock()
+        self.alive = True
+
     def ended(self) -> float:
         """Its process is gone; returns the seconds to wait before it is started again."""
         sound = self.alive and self._clock() - self._started_s >= SOUND_S

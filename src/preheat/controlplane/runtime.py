@@ -58,7 +58,8 @@ class ControlPlane:
         self._boot = boot
         self._link = boot.link
         self._notices = boot.notices
-        self._came_up = False
+        # Whoever has adopted what serves need not come up.
+        self._came_up = bool(boot.adopted) and not boot.fleet.routing_table().missing
         self._failure: PreheatError | None = None
         self._metrics: Metrics | None = None
         self._said: dict[str, str] = {}
@@ -110,10 +111,11 @@ class ControlPlane:
 
     async def run(self) -> int:
         """Until it is told to stop, or nothing can be brought up; the exit code."""
-        from preheat.controlplane import api
+        from preheat.controlplane import adoption, api
         from preheat.dataplane.envoy import records
 
-        self.gateway.start()
+        adoption.keep(self.paths, self.fleet)
+        self._begin_gateway()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.order_stop)
         loop.add_reader(self._link.fileno(), self._hear)
@@ -138,12 +140,23 @@ class ControlPlane:
     def _go_on_from_boot(self) -> None:
         boot = self._boot
         phases = boot.recorder.phases
-        for start in self.fleet.starts():
+        if boot.adopted:
+            self.starts.adopt(boot.adopted)
+        for adopted in boot.adopted:
+            self._agents.adopt(adopted)
+        known = {one.start.start_id for one in boot.adopted}
+        for start in (s for s in self.fleet.starts() if s.start_id not in known):
             self.starts.begun(start.start_id, boot.spawned_s, phases)
             self._agents.follow(start)
         for name in boot.to_fetch:
             replica = self.fleet.replicas[name]
             self._launches.begin(replica, spawned_s=boot.spawned_s, before=phases)
+
+    def _begin_gateway(self) -> None:
+        if ENVOY in self._boot.running:
+            self.gateway.adopt()
+        else:
+            self.gateway.start()
 
     def _essential_died(self, error: BaseException) -> None:
         """A loop that died silently would leave a control plane that looks alive and does

@@ -20,6 +20,7 @@ from preheat.core.errors import PreheatError
 from preheat.replica.lifecycle import TERMINAL, State
 
 if TYPE_CHECKING:
+    from preheat.controlplane.adoption import Adopted
     from preheat.controlplane.common import Common
     from preheat.controlplane.replicas import Replica, Start
     from preheat.dataplane.envoy.routing import RoutingTable
@@ -41,6 +42,23 @@ class Starts:
 
     def begun(self, start_id: str, spawned_s: float, before: Sequence[Phase]) -> None:
         self._trails[start_id] = Trail(spawned_s, tuple(before))
+
+    def adopt(self, all_adopted: Sequence[Adopted]) -> None:
+        """Starts of another control plane: those that it has not seen to their first token are
+        followed to theirs, and the records of the others are found. Reads files."""
+        from preheat.core.traces import store
+
+        found: Sequence[store.StoredRecord] = ()
+        with contextlib.suppress(OSError):
+            found, _ = store.read_records(self._paths.coldstarts)
+        records = {entry.record.start_id: entry.record for entry in found}
+        for start, events in ((one.start, one.events) for one in all_adopted):
+            if (record := records.get(start.start_id)) is not None:
+                self.last[self._replica_of(start).name] = record
+            elif events and start.state not in TERMINAL:
+                self.begun(start.start_id, float(events[0]["monotonic_s"]), ())
+                for event in events:
+                    self.heard(start.start_id, event)
 
     def heard(self, start_id: str, event: dict[str, Any]) -> None:
         """An event of its agent."""

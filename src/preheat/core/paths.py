@@ -45,6 +45,11 @@ class Paths(Struct, frozen=True):
         return self.runtime / "records.pipe"
 
     @property
+    def kept(self) -> Path:
+        """What a control plane leaves for the one after it."""
+        return self.runtime / "kept.json"
+
+    @property
     def xds(self) -> Path:
         return self.runtime / "xds"
 

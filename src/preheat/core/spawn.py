@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
+CRASHED = 71
+"""Exit code of a child of ``fork`` whose function raised."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -89,7 +92,7 @@ def fork(main: Callable[[], int], *, name: str) -> int:
 
 def _run(main: Callable[[], int], parent: int) -> NoReturn:
     """In the child: never returns."""
-    code = 1
+    code = CRASHED
     try:
         _become_child(parent)
         code = main()

@@ -5,6 +5,7 @@ What does not belong here: when to start what (``fleet.py``), following agents (
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -16,6 +17,7 @@ import msgspec
 from preheat.acceleration.weights.sources import Located, Progress, evict, needs_fetch, resolve
 from preheat.controlplane.drivers.link import SupervisorLink
 from preheat.controlplane.replicas import Replica, Start
+from preheat.core.errors import PreheatError
 from preheat.core.paths import Paths
 from preheat.replica.engines import llamacpp
 from preheat.replica.engines.plan import local_hardware, usable_cores
@@ -73,6 +75,14 @@ class LocalDriver:
         self._located[start_id] = located
         self._sockets[start_id] = sockets
         return start
+
+    def adopt(self, replica: Replica, start: Start) -> None:
+        """A start that another control plane launched."""
+        self._sockets[start.start_id] = start.sockets
+        # Where its weights are missing by now, that is the next start's concern.
+        with contextlib.suppress(PreheatError):
+            if not self.must_fetch(replica):
+                self._located[start.start_id] = self.locate(replica)
 
     def weights_of(self, start_id: str) -> Located | None:
         return self._located.get(start_id)
