@@ -87,7 +87,7 @@ def boot(orders: Orders, started_s: float) -> Boot:
         unix_s = time.time() if left is None else left.created_unix_s
         fleet = Fleet.from_spec(spec, listener, now_s=time.monotonic(), unix_s=unix_s)
         driver = LocalDriver(paths, link, drain_timeout_s=spec.limits.drain_timeout_s)
-        adopted = _adopt(orders.running or (), fleet, driver, link, paths)
+        adopted = _adopt(orders.running, fleet, driver, link, paths)
         to_fetch = _first_launches(fleet, driver)
     recorder.add("controlplane", started_s, recorder.now_s())
     notices = Notices(paths.logs, as_json=orders.log_json)
@@ -114,13 +114,13 @@ def _left_behind(orders: Orders, paths: Paths) -> Kept | None:
 
 
 def _adopt(
-    running: tuple[str, ...],
+    running: tuple[str, ...] | None,
     fleet: Fleet,
     driver: LocalDriver,
     link: SupervisorLink,
     paths: Paths,
 ) -> tuple[Adopted, ...]:
-    if not running:
+    if running is None:
         return ()
     from preheat.controlplane.adoption import adopt
 

@@ -29,7 +29,7 @@ from preheat.dataplane.envoy import listeners
 from preheat.dataplane.envoy.records import (
     LINE_END,
     LINE_MAX_BYTES,
-    MODEL_MAX_BYTES,
+    TEXT_MAX_BYTES,
     RecordPipe,
     RecordStream,
     RequestRecord,
@@ -288,8 +288,16 @@ def test_no_name_of_a_model_makes_more_or_less_than_one_record(gateway: Gateway,
     gateway.ask(name)
     gateway.ask("m")
     found = gateway.records_where(lambda record: record.path == CHAT, 2)
-    assert [record.model for record in found] == [name.strip("\x00")[:MODEL_MAX_BYTES], "m"]
+    assert [record.model for record in found] == [name.strip("\x00")[:TEXT_MAX_BYTES], "m"]
     assert gateway.records.dropped == 0
+
+
+def test_a_path_of_any_length_is_one_record(gateway: Gateway) -> None:
+    gateway.publish(model("m"))
+    path = "/v1/" + "x" * 20_000
+    assert gateway.get(path).status == 404
+    (record,) = gateway.records_where(lambda record: record.path.startswith("/v1/x"))
+    assert (record.path, record.status) == (path[:TEXT_MAX_BYTES], 404)
 
 
 def test_what_is_damaged_is_counted_and_costs_no_other_record(tmp_path: Path) -> None:

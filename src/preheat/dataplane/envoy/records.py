@@ -37,7 +37,8 @@ _CLIENT_LEFT = frozenset({"DC", "DR"})
 _NO_CAPACITY = frozenset({"UO", "UH", "NC"})
 _UPSTREAM_FAILED = frozenset({"UC", "UR", "UF", "UPE"})
 
-MODEL_MAX_BYTES = 512
+TEXT_MAX_BYTES = 512
+"""Of what clients choose, paths and names of models; the rest is cut off."""
 # One value each, in this order, tabs between. None but the last can hold a tab: paths and headers
 # may not, and owners of keys are names of the spec. The model is whatever a client wrote. What
 # differs from one request to the next stands first, so that the rest is read once for many.
@@ -61,8 +62,8 @@ _COMMON = (
     f"%REQ({CLIENT_HEADER})%",
     "%RESP(content-type)%",
     "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
-    "%REQ(:PATH)%",
-    f"%DYNAMIC_METADATA({METADATA}:model):{MODEL_MAX_BYTES}%",
+    f"%REQ(:PATH):{TEXT_MAX_BYTES}%",
+    f"%DYNAMIC_METADATA({METADATA}:model):{TEXT_MAX_BYTES}%",
 )
 LINE_END = b"\xff"
 """Text in UTF-8 never has this byte, so no model's name can end a line and begin another."""
