@@ -30,7 +30,7 @@ def control_plane(fd, running):
     os.environ["RUNNING"] = json.dumps(running)
     os.execv(sys.executable, [sys.executable, "-c", program[0], str(fd), *program[1:]])
 
-sys.exit(Supervisor().run(control_plane))
+sys.exit(Supervisor(hang_s=float(os.environ.get("HANG_S", "60"))).run(control_plane))
 """
 # A control plane: passes lines of its standard input on as messages, and messages on as lines.
 RELAY = """
@@ -46,6 +46,8 @@ while True:
             print(packet.decode(), flush=True)
             if b'"order"' in packet and "obey" in sys.argv:
                 sys.exit(0)
+            if b'"question"' in packet and "answer" in sys.argv:
+                link.send(b'{"alive": true}')
             continue
         *lines, rest = (rest + os.read(0, 1 << 20)).split(b"\\n")
         for line in lines:
@@ -353,6 +355,43 @@ def test_an_order_to_stop_reaches_the_next_control_plane_too(run: Callable[..., 
     other.process.send_signal(signal.SIGTERM)
     assert other.hear() == {"order": "stop"}
     assert other.ends()[0] == 0
+
+
+def test_one_that_hangs_is_killed_once_it_has_said_that_it_answers(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANG_S", "0.4")
+    one = run()
+    pid = one.spawn("sleeps", SLEEPER)
+    one.say({"alive": True})
+    assert one.hear() == {"question": "alive"}
+    hung = one.control_plane
+    os.kill(hung, signal.SIGSTOP)
+    while one.control_plane == hung:
+        with contextlib.suppress(KeyError):
+            one.hear_control_plane()
+    assert one.running == ["sleeps"]
+    assert alive(pid)
+    # The next one has not said so yet, and may take its time.
+    os.kill(one.control_plane, signal.SIGSTOP)
+    assert one.process.stdout is not None
+    assert not select.select([one.process.stdout], [], [], 1.0)[0]
+    os.kill(one.control_plane, signal.SIGCONT)
+    one.say({"exit": 0})
+    code, said = one.ends()
+    assert code == 0
+    assert "did not answer for 0.4 s and is killed" in said
+
+
+def test_one_that_answers_is_asked_again_and_lives(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANG_S", "0.4")
+    one = run("answer")
+    one.say({"alive": True})
+    assert [one.hear() for _ in range(8)] == [{"question": "alive"}] * 8
+    one.say({"exit": 0})
+    assert one.ends() == (0, "")
 
 
 def test_a_killed_supervisor_takes_everything_with_it(run: Callable[..., Run]) -> None:

@@ -5,15 +5,18 @@ processes to be started or signalled and is told when one ends. Every child has 
 its own and dies with the supervisor (parent-death signal); orphans below come to it (subreaper).
 
 A control plane that dies is started again at once, and told what runs: agents and Envoy go on
-meanwhile, for they need it for changes only. One that dies again and again ends everything.
+meanwhile, for they need it for changes only. One that dies again and again ends everything. One
+that does not answer for a minute is killed: Envoy keeps records in its memory while nobody reads
+them.
 
 Messages (JSON, one per packet), from the control plane:
     {"spawn": NAME, "argv": […], "env": {…}, "unset": […], "log": FILE,
      "stdin": FILE, for reading and writing; none if left out}
     {"kill": NAME, "signal": N}
+    {"alive": true}, once its loop runs and for each question
 to it:
     {"spawned": NAME, "pid": N}   {"failed": NAME, "error": TEXT}   {"exited": NAME, "status": N}
-    {"order": "stop"}
+    {"order": "stop"}   {"question": "alive"}
 """
 
 from __future__ import annotations
@@ -44,11 +47,17 @@ DEATHS_MAX = 5
 FIRST_PAUSE_S = 0.1
 # A control plane that lived so long was sound: its end begins no series.
 SOUND_S = 60.0
+# So that one that hangs now and then has been sound each time.
+HANG_S = 60.0
+QUESTIONS_BEFORE_IT_HANGS = 4
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Supervisor:
-    def __init__(self) -> None:
+    def __init__(self, *, hang_s: float = HANG_S) -> None:
+        self._hang_s = hang_s
+        self._heard_s: float | None = None
+        """When the control plane was last heard; None before it has said that it answers."""
         self._names: dict[int, str] = {}
         self._stops = 0
         self._unsent: list[bytes] = []
@@ -80,9 +89,9 @@ class Supervisor:
                     return code
                 deaths = 1 if time.monotonic() - began_s >= SOUND_S else deaths + 1
                 if self._stops or deaths >= DEATHS_MAX:
-                    _say(f"{_how(code)}{_times(deaths)}; all was stopped")
+                    _say(f"died ({_how(code)}{_times(deaths)}; all was stopped")
                     return EXIT_CONTROL_PLANE_DIED
-                _say(f"{_how(code)}; it is started again, what serves goes on serving")
+                _say(f"died ({_how(code)}; it is started again, what serves goes on serving")
                 if deaths > 1 and not self._pause(FIRST_PAUSE_S * 2**deaths):
                     return EXIT_CONTROL_PLANE_DIED
                 running = tuple(self._names.values())
@@ -108,6 +117,7 @@ class Supervisor:
         theirs.close()
         self._ours = ours
         self._unsent.clear()
+        self._heard_s = None
         try:
             return self._loop(pid, ours)
         finally:
@@ -158,9 +168,11 @@ class Supervisor:
             if connected:
                 writing = select.POLLOUT if self._unsent else 0
                 poll.register(ours, select.POLLIN | writing)
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(self._hang_s * 1000 / QUESTIONS_BEFORE_IT_HANGS)}
             if self._wake_r in ready:
                 self._drain_wakeups()
+            if not ready:
+                self._ask_or_kill(control_plane)
             if ours.fileno() in ready:
                 self._flush()
                 connected = self._hear(ours)
@@ -170,6 +182,16 @@ class Supervisor:
             status = self._reap(control_plane)
             if status is not None:
                 return status
+
+    def _ask_or_kill(self, control_plane: int) -> None:
+        """Nothing has happened for a while."""
+        if self._heard_s is None:
+            return
+        if time.monotonic() - self._heard_s >= self._hang_s:
+            _say(f"did not answer for {self._hang_s:g} s and is killed")
+            kill_group(control_plane, signal.SIGKILL)
+        elif not self._unsent:
+            self._tell({"question": "alive"})
 
     # ── the control plane ──
 
@@ -203,7 +225,10 @@ class Supervisor:
             del self._unsent[0]
 
     def _obey(self, message: dict[str, Any]) -> None:
-        if "spawn" in message:
+        self._heard_s = self._heard_s and time.monotonic()
+        if "alive" in message:
+            self._heard_s = time.monotonic()
+        elif "spawn" in message:
             self._spawn(message)
         elif "kill" in message:
             for pid, name in self._names.items():
@@ -277,7 +302,7 @@ def _children() -> list[int]:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):
-        print(f"preheat: the control plane died ({text}", file=sys.stderr, flush=True)
+        print(f"preheat: the control plane {text}", file=sys.stderr, flush=True)
 
 
 def _how(code: int) -> str:

@@ -119,6 +119,7 @@ class ControlPlane:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.order_stop)
         loop.add_reader(self._link.fileno(), self._hear)
+        self._say_alive()
         self._go_on_from_boot()
         pipe = records.RecordPipe(self.paths.records_pipe, self.records)
         server = await api.serve(self)
@@ -251,10 +252,17 @@ class ControlPlane:
         for message in messages:
             if message.get("order") == "stop":
                 self.order_stop()
+            elif "question" in message:
+                self._say_alive()
             elif "exited" in message:
                 self._process_ended(message["exited"], self._explained(message["status"]))
             elif "failed" in message:
                 self._process_ended(message["failed"], f"it cannot be run: {message['error']}")
+
+    def _say_alive(self) -> None:
+        # A supervisor that is gone is noticed where messages are received.
+        with contextlib.suppress(OSError):
+            self._link.say_alive()
 
     def _explained(self, status: int) -> str:
         from preheat.replica.exits import Surroundings, explain

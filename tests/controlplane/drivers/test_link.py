@@ -55,6 +55,12 @@ def test_a_process_has_no_input_unless_it_is_asked_for(
     assert json.loads(supervisor_end.recv(MESSAGE_MAX_BYTES))["stdin"] == "/pipe"
 
 
+def test_it_says_that_it_answers(ends: tuple[SupervisorLink, socket.socket]) -> None:
+    link, supervisor_end = ends
+    link.say_alive()
+    assert json.loads(supervisor_end.recv(MESSAGE_MAX_BYTES)) == {"alive": True}
+
+
 def test_it_hears_all_messages_that_wait(ends: tuple[SupervisorLink, socket.socket]) -> None:
     link, supervisor_end = ends
     assert link.receive() == []

@@ -51,6 +51,10 @@ class SupervisorLink:
         """Signals the process's group; one that has ended is no error."""
         self._send({"kill": name, "signal": int(number)})
 
+    def say_alive(self) -> None:
+        """From the first time on the supervisor expects answers. Raises OSError."""
+        self._send({"alive": True})
+
     def receive(self) -> list[dict[str, Any]]:
         """The messages that wait. Raises ConnectionError when the supervisor is gone."""
         messages: list[dict[str, Any]] = []
