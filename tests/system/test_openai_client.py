@@ -57,6 +57,18 @@ def test_usage_is_in_the_stream_only_when_it_is_asked_for(client: openai.OpenAI)
     assert usage.completion_tokens == 3
 
 
+def test_so_it_is_in_a_stream_of_completions(client: openai.OpenAI) -> None:
+    def usages(**more: Any) -> list[Any]:
+        chunks = client.completions.create(
+            model=MODEL, prompt="The capital of France is", max_tokens=3, stream=True, **more
+        )
+        return [chunk.usage for chunk in chunks if chunk.usage is not None]
+
+    assert usages() == []
+    (usage,) = usages(stream_options={"include_usage": True})
+    assert usage.completion_tokens == 3
+
+
 def test_completions_and_models_work(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model=MODEL, prompt="The capital of France is", max_tokens=2, temperature=0

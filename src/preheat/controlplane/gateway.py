@@ -76,7 +76,8 @@ class Gateway:
             "--disable-hot-restart",
             "--reject-unknown-dynamic-fields",
             "-l", "warning",
-            "--component-log-level", "misc:error",
+            # A client's own nonsense in a body is no error of the gateway's.
+            "--component-log-level", "misc:error,dynamic_modules:off",
             "--file-flush-interval-msec", str(RECORDS_FLUSH_MS),
         )  # fmt: skip
         self._link.spawn(

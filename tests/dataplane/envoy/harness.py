@@ -35,6 +35,7 @@ from preheat.dataplane.envoy.routing import Listener, ModelRoute, RoutingTable, 
 
 T = TypeVar("T")
 WORKERS = 2
+USAGE_TOO = {"stream_options": {"include_usage": True}}
 LIMIT_S = 20.0
 CHAT = "/v1/chat/completions"
 
@@ -101,7 +102,7 @@ class EnvoyProcess:
         config.write_text(json.dumps(bootstrap(paths, max_connections=9_900)))
         argv = [str(envoy_binary()), "-c", str(config), "--concurrency", str(WORKERS)]
         argv += ["--disable-hot-restart", "--reject-unknown-dynamic-fields", "-l", "warning"]
-        argv += ["--component-log-level", "misc:error"]
+        argv += ["--component-log-level", "misc:error,dynamic_modules:off"]
         argv += ["--file-flush-interval-msec", str(RECORDS_FLUSH_MS)]
         with self.log.open("ab") as log, paths.records_pipe.open("r+b", buffering=0) as pipe:
             self.process = subprocess.Popen(
@@ -253,7 +254,8 @@ class Gateway:
         return self.request("POST", target, data, fields)
 
     def ask(self, model: str = "m", headers: dict[str, str] | None = None, **more: Any) -> Reply:
-        return self.post({"model": model, **more}, headers=headers)
+        """For usage too, unless ``more`` says otherwise: then nothing of the answer is changed."""
+        return self.post({"model": model, **USAGE_TOO, **more}, headers=headers)
 
     def open_stream(
         self, model: str = "m", headers: dict[str, str] | None = None
@@ -261,7 +263,7 @@ class Gateway:
         """A connection with a request on its way; the caller reads the answer and closes."""
         connection = self.connect()
         connection.request(
-            "POST", CHAT, json.dumps({"model": model, "stream": True}), headers or {}
+            "POST", CHAT, json.dumps({"model": model, "stream": True, **USAGE_TOO}), headers or {}
         )
         return connection
 

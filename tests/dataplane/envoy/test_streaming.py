@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from functools import partial
+from typing import Any
 
 import pytest
 from tests.dataplane.envoy.harness import LIMIT_S, Gateway, eventually, model
@@ -118,6 +120,24 @@ def test_what_is_no_count_is_not_counted(gateway: Gateway, engine: Upstream, usa
     gateway.publish(model("m", engine))
     gateway.ask()
     assert usage_seen(gateway, 1) == {(None, None)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, None, {"include_usage": False}, {"include_usage": "yes"}, {"include_usage": {}}, 5],
+)
+def test_usage_is_in_a_stream_only_when_it_was_asked_for(
+    gateway: Gateway, engine: Upstream, options: Any
+) -> None:
+    """An engine that sends it with every stream; it is counted all the same."""
+    told = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}, "id": "x"}
+    engine.answer = stream(*TOKENS, event(told), DONE)
+    gateway.publish(model("m", engine))
+    lines = gateway.ask(stream_options=options).body.replace(b"data: ", b"").split(b"\n\n")
+    assert json.loads(lines[len(TOKENS)]) == {"choices": [], "id": "x"}
+    assert gateway.ask().body == b"".join((*TOKENS, event(told), DONE))
+    assert usage_seen(gateway, 2) == {(7, 3)}
+    assert "include_usage" not in gateway.envoy.log_tail()
 
 
 def test_an_object_that_does_not_end_is_not_waited_for(gateway: Gateway, engine: Upstream) -> None:

@@ -23,7 +23,7 @@ TRAP = "-fsanitize-undefined-trap-on-error"
 STUBS = """
 #include <stdbool.h>
 #include <stddef.h>
-typedef struct { const char *bytes; size_t length; } Buffer;
+typedef struct { char *bytes; size_t length; } Buffer;
 size_t envoy_dynamic_module_callback_http_get_body_chunks_size(void *f, int b) {
   (void)f, (void)b;
   return 0;
@@ -36,6 +36,11 @@ void envoy_dynamic_module_callback_http_set_dynamic_metadata_string(void *f, Buf
                                                                     Buffer v) {
   (void)f, (void)s, (void)k, (void)v;
 }
+bool envoy_dynamic_module_callback_http_get_metadata_bool(void *f, int o, Buffer s, Buffer k,
+                                                          bool *r) {
+  (void)f, (void)o, (void)s, (void)k, (void)r;
+  return false;
+}
 """
 # Reads seeds' answers, changes bytes of them at random, and has them read in random pieces.
 FUZZER = """
@@ -43,7 +48,7 @@ FUZZER = """
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-long preheat_usage_of(const char *, size_t, size_t, char *);
+long preheat_usage_of(char *, size_t, size_t, bool, char *);
 static uint64_t state = 88172645463325252u;
 static uint64_t next(void) {
   state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -62,7 +67,7 @@ int main(int count, char **seeds) {
           next() % 4 ? bytes[next() % (sizeof bytes - 1)] : (char)(next() & 255);
     }
     char *text = malloc(6 * 33);
-    long size = preheat_usage_of(answer, length, 1 + next() % length, text);
+    long size = preheat_usage_of(answer, length, 1 + next() % length, next() & 1, text);
     if (size >= 0) {
       found++;
       if (size > 6 * 33 || memchr(text, '"', (size_t)size)) return 2;
@@ -88,15 +93,23 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     subprocess.run(["cc", *STRICT, *flags, "-o", str(made), str(SOURCE), str(stubs)], check=True)
     library = ctypes.CDLL(str(made))
     text, size = ctypes.c_char_p, ctypes.c_size_t
-    library.preheat_usage_of.argtypes = [text, size, size, text]
+    library.preheat_usage_of.argtypes = [text, size, size, ctypes.c_bool, text]
     library.preheat_usage_of.restype = ctypes.c_long
     return library
 
 
+def hidden(library: ctypes.CDLL, answer: bytes, step_bytes: int) -> bytes:
+    """What is passed on of an answer whose request did not ask for usage."""
+    text, passed = ctypes.create_string_buffer(6 * 33), ctypes.create_string_buffer(answer)
+    library.preheat_usage_of(passed, len(answer), step_bytes, True, text)
+    return passed.raw[: len(answer)]
+
+
 def counts_of(library: ctypes.CDLL, answer: bytes, step_bytes: int) -> dict[str, str] | None:
-    """What is told of an answer that comes in pieces of so many bytes."""
-    text = ctypes.create_string_buffer(6 * 33)
-    size = library.preheat_usage_of(answer, len(answer), step_bytes, text)
+    """What is told of an answer that comes in pieces of so many bytes, and passes untouched."""
+    text, passed = ctypes.create_string_buffer(6 * 33), ctypes.create_string_buffer(answer)
+    size = library.preheat_usage_of(passed, len(answer), step_bytes, False, text)
+    assert passed.raw[: len(answer)] == answer
     if size < 0:
         return None
     told = dict(zip(COUNTS, text.raw[:size].decode().split(" "), strict=True))
@@ -189,6 +202,36 @@ def test_what_is_taken_and_what_is_not(
 ) -> None:
     for step_bytes in (1, 2, 5, max(1, len(answer))):
         assert counts_of(library, answer, step_bytes) == wanted
+
+
+@given(before=VALUES, after=VALUES, first=st.booleans(), last=st.booleans(), indent=st.booleans())
+def test_usage_that_was_not_asked_for_is_as_if_it_had_not_been_there(
+    library: ctypes.CDLL, *, before: Any, after: Any, first: bool, last: bool, indent: bool
+) -> None:
+    reply: dict[str, Any] = {} if first else {"a": before}
+    rest = {} if last else {"b": after}
+    style = (", ", ": ") if indent else (",", ":")
+
+    def event(value: Any) -> bytes:
+        return b"data: " + json.dumps(value, separators=style).encode() + b"\n\n"
+
+    carrying = event({**reply, "usage": USAGE, **rest})
+    passed = hidden(library, carrying, len(carrying))
+    assert len(passed) == len(carrying)
+    assert json.loads(passed.removeprefix(b"data: ")) == {**reply, **rest}
+    # In pieces it may stay, but is never half there.
+    for step_bytes in (1, 7, 30):
+        told = json.loads(hidden(library, carrying, step_bytes).removeprefix(b"data: "))
+        assert told in ({**reply, **rest}, {**reply, "usage": USAGE, **rest})
+
+
+def test_only_usage_of_streams_is_hidden(library: ctypes.CDLL) -> None:
+    whole = json.dumps({"usage": USAGE, "timings": TIMINGS}).encode()
+    assert hidden(library, whole, len(whole)) == whole
+    event = b'data: {"usage": null, "timings": {"prompt_n": 5}}\n\n'
+    assert hidden(library, event, len(event)) == event
+    lines = b'data: {"a": 1, "usage":\ndata: {"prompt_tokens": 7}}\n\ndata: [DONE]\n\n'
+    assert hidden(library, lines, len(lines)).split() == b'data: {"a": 1 }\n\ndata: [DONE]'.split()
 
 
 def test_no_bytes_make_it_read_or_write_where_it_must_not(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from preheat.dataplane.envoy.answers import NO_MODEL
 from preheat.dataplane.envoy.parts import CLIENT_HEADER, METADATA, TYPE, Json
 from preheat.dataplane.envoy.routing import Listener
-from preheat.dataplane.envoy.usage import usage_filter
+from preheat.dataplane.envoy.usage import ASKED_KEY, usage_filter
 
 _FILTERS = TYPE + "envoy.extensions.filters.http."
 
@@ -47,7 +47,11 @@ def _model_metadata() -> Json:
                         "selectors": [{"key": "model"}],
                         "on_present": {**model, "type": "STRING"},
                         "on_missing": {**model, "value": NO_MODEL},
-                    }
+                    },
+                    {
+                        "selectors": [{"key": "stream_options"}, {"key": "include_usage"}],
+                        "on_present": {"metadata_namespace": METADATA, "key": ASKED_KEY},
+                    },
                 ],
                 # curl -d says form-urlencoded; what the body is decides.
                 "allow_content_types_regex": {"regex": ".*"},

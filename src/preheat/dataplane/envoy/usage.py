@@ -24,6 +24,10 @@ COUNTS = (
 )
 """The first two from OpenAI's ``usage``, the others from llama.cpp's ``timings``."""
 
+ASKED_KEY = "include_usage"
+"""In the request's metadata: whether usage in its stream was asked for. Where it was not, what an
+engine sends all the same is overwritten with spaces."""
+
 OBJECT_MAX_BYTES = 4096
 """Longest such object that is read."""
 

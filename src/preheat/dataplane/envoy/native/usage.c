@@ -7,6 +7,11 @@
  * numbers go into the request's metadata as one text, as the engine wrote them, with a space
  * between each and empty where there was none.
  *
+ * Where a stream carries usage that its request did not ask for, the object is overwritten with
+ * spaces: the event stays what it was without it. (llama.cpp sends it with every completion.) That
+ * needs the whole object in one piece, which is how engines write their events; one that is cut is
+ * left as it is.
+ *
  * Nothing here allocates but one Scan for each answer, and no byte is read twice.
  * The interface is Envoy's ABI of dynamic modules, 1.40; `records.py` knows what the counts mean.
  */
@@ -45,6 +50,7 @@ typedef struct {
   State state;
   bool begun;  /* whether a byte has been seen */
   bool events; /* whether the answer is a stream of events: it does not begin with a brace */
+  bool hide;   /* whether usage in events is to be overwritten */
   int key;     /* index in KEYS, from COLON on */
   int depth;   /* of brackets in the object */
   int name;    /* index in COUNTS, from NAMED on */
@@ -222,9 +228,27 @@ static bool step(Scan *scan, char byte) {
   return false;
 }
 
+/* Overwrites a member of an object, from its key's quote to behind its value, and a comma with it. */
+static void blank(char *first, char *quote, char *behind, char *end) {
+  char *before = quote;
+  while (before > first && is_space(before[-1])) before--;
+  if (before > first && before[-1] == ',') {
+    quote = before - 1;
+  } else {
+    char *next = behind;
+    while (next < end && is_space(*next)) next++;
+    /* What comes next is not known: it may be a comma, which must not stay alone. */
+    if (next == end) return;
+    if (*next == ',') behind = next + 1;
+  }
+  memset(quote, ' ', (size_t)(behind - quote));
+}
+
 /* Reads the next bytes of an answer. True when an object was completed in them. */
-static bool read_bytes(Scan *scan, const char *bytes, size_t length) {
-  const char *const end = bytes + length;
+static bool read_bytes(Scan *scan, char *bytes, size_t length) {
+  char *const first = bytes;
+  char *const end = bytes + length;
+  char *quote = NULL; /* where the key begins, if that is in these bytes */
   bool found = false;
   if (length && !scan->begun) {
     scan->begun = true;
@@ -235,7 +259,13 @@ static bool read_bytes(Scan *scan, const char *bytes, size_t length) {
       bytes = memchr(bytes, '"', (size_t)(end - bytes));
       if (!bytes) return found;
     }
-    found |= step(scan, *bytes++);
+    const bool complete = step(scan, *bytes);
+    if (scan->state == KEY && scan->word_length == 0) quote = bytes;
+    bytes++;
+    if (complete && scan->key == 0 && scan->events && scan->hide && quote) {
+      blank(first, quote, bytes, end);
+    }
+    found |= complete;
   }
   return found;
 }
@@ -252,10 +282,10 @@ static size_t write_counts(const Scan *scan, char *text) {
   return (size_t)(at - text);
 }
 
-/* For tests: what a new filter makes of the bytes, cut at every `step` of them. Returns the length
- * of the text, or -1 when no object was completed. `text` has room for 6 * 33 bytes. */
-PUBLIC long preheat_usage_of(const char *bytes, size_t length, size_t step_bytes, char *text) {
-  Scan scan = {0};
+/* For tests: what a new filter makes of the bytes, cut after each `step_bytes` of them. Returns the
+ * length of the text, or -1 when no object was completed. `text` has room for 6 * 33 bytes. */
+PUBLIC long preheat_usage_of(char *bytes, size_t length, size_t step_bytes, bool hide, char *text) {
+  Scan scan = {.hide = hide};
   bool found = false;
   for (size_t at = 0; at < length; at += step_bytes) {
     found |= read_bytes(&scan, bytes + at, length - at < step_bytes ? length - at : step_bytes);
@@ -266,11 +296,11 @@ PUBLIC long preheat_usage_of(const char *bytes, size_t length, size_t step_bytes
 /* Envoy's side. Its types are opaque pointers here; numbers are those of its enumerations. */
 
 typedef struct {
-  const char *bytes;
+  char *bytes;
   size_t length;
 } Buffer;
 
-enum { CONTINUE = 0, RECEIVED_RESPONSE_BODY = 2 };
+enum { CONTINUE = 0, RECEIVED_RESPONSE_BODY = 2, DYNAMIC_METADATA = 0 };
 
 extern size_t envoy_dynamic_module_callback_http_get_body_chunks_size(void *filter, int body);
 extern bool envoy_dynamic_module_callback_http_get_body_chunks(void *filter, int body, Buffer *all);
@@ -278,7 +308,19 @@ extern void envoy_dynamic_module_callback_http_set_dynamic_metadata_string(void 
                                                                            Buffer space, Buffer key,
                                                                            Buffer value);
 
-static Buffer buffer(const char *text) { return (Buffer){text, strlen(text)}; }
+extern bool envoy_dynamic_module_callback_http_get_metadata_bool(void *filter, int source,
+                                                                 Buffer space, Buffer key,
+                                                                 bool *result);
+
+/* For what Envoy only reads. */
+static Buffer buffer(const char *text) { return (Buffer){(char *)text, strlen(text)}; }
+
+static bool is_usage_asked_for(void *filter) {
+  bool asked = false;
+  return envoy_dynamic_module_callback_http_get_metadata_bool(
+             filter, DYNAMIC_METADATA, buffer("preheat"), buffer("include_usage"), &asked) &&
+         asked;
+}
 
 PUBLIC const char *envoy_dynamic_module_on_program_init(void) { return ABI_VERSION; }
 
@@ -298,13 +340,15 @@ PUBLIC void *envoy_dynamic_module_on_http_filter_new(const void *config, void *f
 
 PUBLIC void envoy_dynamic_module_on_http_filter_destroy(void *scan) { free(scan); }
 
-PUBLIC int envoy_dynamic_module_on_http_filter_response_body(void *filter, void *scan, bool end) {
+PUBLIC int envoy_dynamic_module_on_http_filter_response_body(void *filter, void *state, bool end) {
   (void)end;
+  Scan *const scan = state;
   Buffer chunks[CHUNKS_MAX];
   const size_t count =
       envoy_dynamic_module_callback_http_get_body_chunks_size(filter, RECEIVED_RESPONSE_BODY);
   Buffer *const all = count > CHUNKS_MAX ? calloc(count, sizeof *all) : chunks;
   bool found = false;
+  if (!scan->begun) scan->hide = !is_usage_asked_for(filter);
   if (count && all &&
       envoy_dynamic_module_callback_http_get_body_chunks(filter, RECEIVED_RESPONSE_BODY, all)) {
     for (size_t i = 0; i < count; i++) found |= read_bytes(scan, all[i].bytes, all[i].length);
